@@ -1,0 +1,115 @@
+#include "autograd/var.h"
+
+#include <utility>
+
+#include "autograd/tape.h"
+
+namespace ht {
+
+namespace {
+thread_local bool recording = true;
+thread_local InputHook* input_hook = nullptr;
+}  // namespace
+
+VarState::~VarState() {
+  if (tape) tape->release(node);
+}
+
+Var::Var(Tensor value, bool requires_grad) : state_(std::make_shared<VarState>(std::move(value), requires_grad)) {
+  check(!requires_grad || is_floating(state_->value.dtype()), "var: only floating tensors can require a gradient (",
+        state_->value, ")");
+}
+
+const Tensor& Var::value() const {
+  check(defined(), "var: the Var is undefined");
+  return state_->value;
+}
+
+bool Var::requires_grad() const { return defined() && state_->requires_grad; }
+
+void Var::set_requires_grad(bool on) const {
+  check(is_leaf(), "var: set_requires_grad on a result of ops; detach() it first (", Named{"var", value()}, ")");
+  check(!on || is_floating(dtype()), "var: only floating tensors can require a gradient (", value(), ")");
+  state_->requires_grad = on;
+}
+
+bool Var::is_leaf() const { return !defined() || state_->tape == nullptr; }
+
+void Var::set_value(Tensor value) const {
+  check(defined() && is_leaf(), "var: set_value needs a leaf");
+  state_->value = std::move(value);
+}
+
+Tensor Var::grad() const {
+  check(defined(), "var: the Var is undefined");
+  return state_->grad.defined() ? state_->grad.to(dtype()) : Tensor();
+}
+
+Tensor& Var::grad_slot() const {
+  check(defined(), "var: the Var is undefined");
+  return state_->grad;
+}
+
+void Var::zero_grad() const { grad_slot() = {}; }
+
+void Var::backward(const Tensor& seed, bool retain_graph) const {
+  check(requires_grad(), "backward: the Var does not require a gradient (", Named{"var", value()},
+        "); it is data, or was made under no_grad");
+  check(seed.defined() || value().numel() == 1, "backward: needs a seed, since the output has ", value().numel(),
+        " elements (", Named{"output", value()}, ")");
+  check(!seed.defined() || (seed.shape() == shape() && seed.device() == device()), "backward: the seed does not fit (",
+        Named{"seed", seed}, ", ", Named{"output", value()}, ")");
+  Tensor dy = seed.defined() ? seed.to(dtype()) : Tensor::full(shape(), 1, dtype(), device());
+  if (is_leaf()) {
+    accumulate(state_->grad, std::move(dy));
+  } else {
+    const std::shared_ptr<Tape> tape = state_->tape;
+    tape->backward(state_->node, std::move(dy), retain_graph);
+  }
+}
+
+Var Var::detach() const { return Var(value()); }
+
+Var apply(std::unique_ptr<Op> op, std::vector<Var> inputs) {
+  if (input_hook) input_hook->before(*op, inputs);
+  std::vector<Tensor> in;
+  in.reserve(inputs.size());
+  for (const Var& v : inputs) {
+    check(v.defined(), op->name(), ": input ", in.size(), " is undefined");
+    in.push_back(v.value());
+    check(in.back().device() == in.front().device(), op->name(), ": inputs are on two devices (",
+          Named{"input 0", in.front()}, ", ", Named{str("input ", in.size() - 1), in.back()}, "); move one with to()");
+  }
+  check(!in.empty(), op->name(), ": no inputs");
+  const TensorSpec spec = op->infer(in);
+  const Tensor y = op->forward(Context::of(in.front().device()), in, spec);
+  check(y.shape() == spec.shape && y.dtype() == spec.dtype, op->name(), ": forward gave ", y, ", infer promised ",
+        spec.shape, " ", spec.dtype);
+
+  bool wanted = false;
+  std::shared_ptr<Tape> tape;
+  for (const Var& v : inputs) {
+    wanted |= v.requires_grad();
+    if (v.is_leaf()) continue;
+    check(!recording || !tape || tape == v.state()->tape, op->name(),
+          ": inputs come from two graphs, one of them already walked by backward; detach() the old one");
+    tape = v.state()->tape;
+  }
+  if (!recording || !wanted) return Var(y);
+  if (!tape) tape = Tape::current();
+  std::vector<Tape::Edge> edges;
+  edges.reserve(inputs.size());
+  for (const Var& v : inputs) edges.push_back(Tape::edge_to(v));
+  auto state = std::make_shared<VarState>(y, true);
+  state->node = tape->record(std::move(op), std::move(edges), y);
+  state->tape = std::move(tape);
+  return Var(std::move(state));
+}
+
+InputHook* set_input_hook(InputHook* hook) { return std::exchange(input_hook, hook); }
+
+no_grad::no_grad() : before_(std::exchange(recording, false)) {}
+no_grad::~no_grad() { recording = before_; }
+bool grad_enabled() { return recording; }
+
+}  // namespace ht

@@ -1,0 +1,102 @@
+// A Var is a tensor with a gradient: a handle shared by all its copies. Leaves (parameters, data) hold a gradient slot;
+// the others know the tape node that made them.
+#pragma once
+
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "autograd/op.h"
+#include "core/tensor.h"
+
+namespace ht {
+
+class Tape;
+struct VarState;
+
+class Var {
+ public:
+  Var() = default;
+  // A leaf. Implicit, so that data passes wherever a Var is expected.
+  Var(Tensor value, bool requires_grad = false);
+  explicit Var(std::shared_ptr<VarState> state) : state_(std::move(state)) {}
+
+  bool defined() const { return state_ != nullptr; }
+  explicit operator bool() const { return defined(); }
+  const Tensor& value() const;
+  const Shape& shape() const { return value().shape(); }
+  int64_t dim(int axis) const { return value().dim(axis); }
+  DType dtype() const { return value().dtype(); }
+  Device device() const { return value().device(); }
+  double item() const { return value().item(); }
+
+  bool requires_grad() const;
+  void set_requires_grad(bool on) const;  // leaves only
+  bool is_leaf() const;
+  // Replaces a leaf's tensor for every handle (another device or dtype, loaded weights).
+  void set_value(Tensor value) const;
+
+  // The gradient in the leaf's dtype; undefined before any backward and after zero_grad.
+  Tensor grad() const;
+  // The slot as stored: a half gradient stays half until a second contribution makes it FP32. For optimizers.
+  Tensor& grad_slot() const;
+  void zero_grad() const;
+
+  // Adds d(this)/d(leaf) to the gradient of every leaf that requires it. Without a seed this must be a scalar. Frees
+  // the walked part of the graph unless retain_graph. Throws Error on a second walk, before it changes any gradient.
+  void backward(const Tensor& seed = {}, bool retain_graph = false) const;
+  // The same tensor without history.
+  Var detach() const;
+
+  const std::shared_ptr<VarState>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<VarState> state_;
+};
+
+struct VarState {
+  VarState(Tensor v, bool grad) : value(std::move(v)), requires_grad(grad) {}
+  ~VarState();
+  VarState(const VarState&) = delete;
+  VarState& operator=(const VarState&) = delete;
+
+  Tensor value;
+  bool requires_grad = false;
+  Tensor grad;                 // leaves
+  std::string name;            // parameters: "features.0.weight"
+  std::shared_ptr<Tape> tape;  // non-leaves own their tape
+  int node = -1;
+};
+
+// The one door: input hook, infer and check, forward, record.
+Var apply(std::unique_ptr<Op> op, std::vector<Var> inputs);
+// Moves a ready op object through the door: `apply(Relu{}, {x})`.
+template <class O>
+Var apply(O op, std::vector<Var> inputs) {
+  return apply(std::unique_ptr<Op>(std::make_unique<O>(std::move(op))), std::move(inputs));
+}
+
+// Sees and may replace the inputs of every op on this thread before it runs (amp's casts).
+class InputHook {
+ public:
+  virtual ~InputHook() = default;
+  virtual void before(const Op& op, std::vector<Var>& inputs) = 0;
+};
+// Installs a hook (nullptr: none) for this thread and returns the one before it.
+InputHook* set_input_hook(InputHook* hook);
+
+// While alive, this thread records nothing: `ht::no_grad guard;`.
+class no_grad {
+ public:
+  no_grad();
+  ~no_grad();
+  no_grad(const no_grad&) = delete;
+  no_grad& operator=(const no_grad&) = delete;
+
+ private:
+  bool before_;
+};
+bool grad_enabled();
+
+}  // namespace ht

@@ -1,0 +1,202 @@
+#include "core/allocator.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+#include "core/caching_allocator.h"
+#include "core/error.h"
+
+namespace ht {
+
+namespace {
+constexpr size_t kAlign = 256;
+constexpr size_t kSegment = size_t{2} << 20;
+constexpr size_t kSmall = size_t{1} << 20;  // smaller requests share 2 MiB segments
+
+size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+double mib(size_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+std::atomic<int> poison_depth{0};
+
+// Under AddressSanitizer every block is its own allocation, so that overruns and use after free are seen.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kCache = false;
+#else
+constexpr bool kCache = true;
+#endif
+
+class CpuAllocator final : public CachingAllocator {
+ public:
+  CpuAllocator() : CachingAllocator(Device::cpu()) {}
+
+ protected:
+  void* system_allocate(size_t bytes) override {
+    void* p = nullptr;
+    if (posix_memalign(&p, kCache ? kSegment : kAlign, bytes) != 0) return nullptr;
+    if (kCache) madvise(p, bytes, MADV_HUGEPAGE);  // a hint: refusing it costs speed only
+    return p;
+  }
+  void system_free(void* ptr, size_t) noexcept override { std::free(ptr); }
+  size_t system_available() const override {
+    return static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  }
+};
+
+CachingAllocator& allocator_of(Device device) {
+  if constexpr (kCudaBuild) {
+    if (device.is_cuda()) return cuda_allocator(device.index);
+  }
+  check(!device.is_cuda(), "allocator: ", device, " needs a CUDA build; configure with -DHALFTONE_CUDA=ON");
+  static CpuAllocator& cpu = *new CpuAllocator;  // never destroyed: static tensors may outlive any order
+  return cpu;
+}
+}  // namespace
+
+void* CachingAllocator::allocate(size_t bytes) {
+  if (bytes == 0) return nullptr;
+  const std::lock_guard lock(mutex_);
+  check(bytes < (size_t{1} << 62), "allocator: out of memory on ", device_, ": asked for ", bytes, " bytes");
+  const size_t size = round_up(bytes, kAlign);
+  Block* block = take_free(size);
+  if (!block) block = grow(size, bytes);
+  split(block, size);
+  block->free = false;
+  live_[block->ptr] = block;
+  stats_.allocated += block->size;
+  stats_.peak = std::max(stats_.peak, stats_.allocated);
+  return block->ptr;
+}
+
+void CachingAllocator::deallocate(void* ptr) noexcept {
+  if (!ptr) return;
+  const std::lock_guard lock(mutex_);
+  const auto it = live_.find(ptr);
+  if (it == live_.end()) return;
+  Block* block = it->second;
+  live_.erase(it);
+  stats_.allocated -= block->size;
+  block->free = true;
+  if (block->next && block->next->free) {
+    free_.erase(block->next);
+    absorb_next(block);
+  }
+  if (block->prev && block->prev->free) {
+    block = block->prev;
+    free_.erase(block);
+    absorb_next(block);
+  }
+  free_.insert(block);
+  if (!kCache && !device_.is_cuda()) release_free_segments();
+}
+
+CachingAllocator::Block* CachingAllocator::take_free(size_t size) {
+  Block key{nullptr, size, true};
+  const auto it = free_.lower_bound(&key);
+  if (it == free_.end()) return nullptr;
+  Block* block = *it;
+  // A small tensor must not pin a large segment that a large tensor will soon need again.
+  if (size < kSmall && block->size > kSegment && !block->prev && !block->next) return nullptr;
+  free_.erase(it);
+  return block;
+}
+
+CachingAllocator::Block* CachingAllocator::grow(size_t size, size_t asked) {
+  const size_t segment = kCache || device_.is_cuda() ? round_up(std::max(size, kSegment), kSegment) : size;
+  const auto within_limit = [&] { return !limit_ || stats_.reserved + segment <= limit_; };
+  void* p = within_limit() ? system_allocate(segment) : nullptr;
+  if (!p) {  // give cached segments back, then try once more
+    release_free_segments();
+    if (within_limit()) p = system_allocate(segment);
+  }
+  if (!p) {
+    const size_t available = system_available();
+    fail("allocator: out of memory on ", device_, ": asked for ", mib(asked), " MiB; allocated ", mib(stats_.allocated),
+         " MiB, cached ", mib(stats_.cached()), " MiB, free ",
+         mib(limit_ ? std::min(available, limit_ - std::min(limit_, stats_.reserved)) : available), " MiB",
+         limit_ ? str(" (limit ", mib(limit_), " MiB)") : "", "; use a smaller batch or model");
+  }
+  stats_.reserved += segment;
+  auto block = std::make_unique<Block>(Block{static_cast<char*>(p), segment, true});
+  Block* raw = block.get();
+  blocks_[raw] = std::move(block);
+  return raw;
+}
+
+void CachingAllocator::split(Block* block, size_t size) {
+  if (block->size - size < (size < kSmall ? kAlign : kSmall)) return;
+  auto rest = std::make_unique<Block>(Block{block->ptr + size, block->size - size, true, block, block->next});
+  if (block->next) block->next->prev = rest.get();
+  block->next = rest.get();
+  block->size = size;
+  free_.insert(rest.get());
+  Block* raw = rest.get();
+  blocks_[raw] = std::move(rest);
+}
+
+void CachingAllocator::absorb_next(Block* block) {
+  Block* gone = block->next;
+  block->size += gone->size;
+  block->next = gone->next;
+  if (gone->next) gone->next->prev = block;
+  blocks_.erase(gone);
+}
+
+void CachingAllocator::release_free_segments() {
+  for (auto it = free_.begin(); it != free_.end();) {
+    Block* block = *it;
+    if (block->prev || block->next) {
+      ++it;
+      continue;
+    }
+    it = free_.erase(it);
+    stats_.reserved -= block->size;
+    system_free(block->ptr, block->size);
+    blocks_.erase(block);
+  }
+}
+
+MemoryStats CachingAllocator::stats() const {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+void CachingAllocator::reset_peak() {
+  const std::lock_guard lock(mutex_);
+  stats_.peak = stats_.allocated;
+}
+
+void CachingAllocator::empty_cache() {
+  const std::lock_guard lock(mutex_);
+  release_free_segments();
+}
+
+void CachingAllocator::set_limit(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  limit_ = bytes;
+}
+
+MemoryStats memory_stats(Device device) { return allocator_of(device).stats(); }
+void reset_peak_memory(Device device) { allocator_of(device).reset_peak(); }
+void empty_cache(Device device) { allocator_of(device).empty_cache(); }
+void set_memory_limit(size_t bytes, Device device) { allocator_of(device).set_limit(bytes); }
+
+void* allocate(size_t bytes, Device device) {
+  void* p = allocator_of(device).allocate(bytes);
+  if (p && !device.is_cuda() && poison_depth.load(std::memory_order_relaxed) > 0) std::memset(p, 0xff, bytes);
+  return p;
+}
+
+void deallocate(void* ptr, Device device) noexcept {
+  if (ptr) allocator_of(device).deallocate(ptr);
+}
+
+PoisonGuard::PoisonGuard() { ++poison_depth; }
+PoisonGuard::~PoisonGuard() { --poison_depth; }
+
+}  // namespace ht

@@ -1,0 +1,15 @@
+// The few writes on plain tensors that the tape and the optimizers need below the ops.
+#pragma once
+
+#include "core/tensor.h"
+
+namespace ht {
+
+// to += from, elementwise in `to`'s accumulation type; shapes and devices must agree, dtypes may differ. Raises the
+// version of `to`.
+void add_into(const Tensor& to, const Tensor& from);
+
+// The CUDA side (core/copy.cu).
+void add_into_cuda(const Tensor& to, const Tensor& from);
+
+}  // namespace ht

@@ -1,0 +1,23 @@
+// The explicit table of built-in ops. No static initialisers: a static library's linker would drop them silently.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "autograd/op.h"
+
+// One line an op; its OpInfo is `<op>_info` in ops/<op>.cpp.
+#define HT_OPS(X) X(relu)
+
+namespace ht {
+
+#define HT_DECLARE(op) extern const OpInfo op##_info;
+HT_OPS(HT_DECLARE)
+#undef HT_DECLARE
+
+// Built-in ops in alphabetical order, then those of register_op.
+std::vector<const OpInfo*> all_ops();
+// Throws Error on an unknown name.
+const OpInfo& find_op(std::string_view name);
+
+}  // namespace ht

@@ -1,0 +1,28 @@
+#include "ops/samples.h"
+
+namespace ht {
+
+Tensor sample_uniform(const Shape& shape, uint64_t stream, double low, double high) {
+  return Tensor::uniform(shape, {2024, stream}, low, high, DType::f64);
+}
+
+Tensor sample_signed(const Shape& shape, uint64_t stream, double low, double high) {
+  const Tensor t = sample_uniform(shape, stream, low, high);
+  const PhiloxStream signs{2025, stream};
+  for (int64_t i = 0; i < t.numel(); ++i)
+    if (signs.bits(static_cast<uint64_t>(i)) & 1) t.data<double>()[i] *= -1;
+  return t;
+}
+
+std::vector<Sample> pointwise_samples(Var (*f)(const Var&), double low, double high, bool both_signs) {
+  std::vector<Sample> samples;
+  uint64_t stream = 0;
+  for (const Shape& shape : {Shape{}, Shape{1}, Shape{7}, Shape{3, 5}, Shape{1, 4, 3, 2}, Shape{0, 3}}) {
+    const Tensor x = both_signs ? sample_signed(shape, stream, low, high) : sample_uniform(shape, stream, low, high);
+    samples.push_back({str("x ", shape), {x}, [f](std::span<const Var> in) { return f(in[0]); }});
+    ++stream;
+  }
+  return samples;
+}
+
+}  // namespace ht

@@ -1,0 +1,16 @@
+// Inputs for gradcheck samples: float64, drawn from a fixed Philox stream.
+#pragma once
+
+#include "autograd/var.h"
+
+namespace ht {
+
+// Uniform in [low, high), or with both signs: the magnitude in [low, high) and the sign drawn too (keeps off a kink at
+// 0).
+Tensor sample_uniform(const Shape& shape, uint64_t stream, double low, double high);
+Tensor sample_signed(const Shape& shape, uint64_t stream, double low, double high);
+
+// The standard shapes for one-input pointwise ops, inputs as sample_signed (or sample_uniform when not `both_signs`).
+std::vector<Sample> pointwise_samples(Var (*f)(const Var&), double low, double high, bool both_signs = true);
+
+}  // namespace ht
