@@ -6,8 +6,11 @@
 
 #include "autograd/op.h"
 
-// One line an op; its OpInfo is `<op>_info` in ops/<op>.cpp.
-#define HT_OPS(X) X(relu)
+// One line an op, in alphabetical order; its OpInfo is `<op>_info` in ops/<op>.cpp.
+// clang-format off
+#define HT_OPS(X) \
+  X(relu)
+// clang-format on
 
 namespace ht {
 
