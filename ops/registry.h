@@ -9,7 +9,21 @@
 // One line an op, in alphabetical order; its OpInfo is `<op>_info` in ops/<op>.cpp.
 // clang-format off
 #define HT_OPS(X) \
-  X(relu)
+  X(abs) \
+  X(cast) \
+  X(clamp) \
+  X(exp) \
+  X(gelu) \
+  X(log) \
+  X(neg) \
+  X(pow) \
+  X(reciprocal) \
+  X(relu) \
+  X(rsqrt) \
+  X(scale) \
+  X(sigmoid) \
+  X(sqrt) \
+  X(tanh)
 // clang-format on
 
 namespace ht {
