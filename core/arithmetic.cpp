@@ -9,6 +9,8 @@ void add_into(const Tensor& to, const Tensor& from) {
         ", ", Named{"from", from}, ")");
   if (to.device().is_cuda()) {
     if constexpr (kCudaBuild) add_into_cuda(to, from);
+  } else if (to.dtype() == DType::i64 && from.dtype() == DType::i64) {
+    for (int64_t i = 0; i < to.numel(); ++i) to.data<int64_t>()[i] += from.data<int64_t>()[i];
   } else {
     dispatch_floating(to.dtype(), "add_into", [&]<class T>() {
       dispatch_floating(from.dtype(), "add_into", [&]<class F>() {

@@ -5,8 +5,8 @@
 
 namespace ht {
 
-// to += from, elementwise in `to`'s accumulation type; shapes and devices must agree, dtypes may differ. Raises the
-// version of `to`.
+// to += from, elementwise in `to`'s accumulation type; shapes and devices must agree. Both are floating, of the same
+// or different dtypes, or both i64 (counters). Raises the version of `to`.
 void add_into(const Tensor& to, const Tensor& from);
 
 // The CUDA side (core/copy.cu).

@@ -1,0 +1,56 @@
+#include "models/init.h"
+
+#include <cmath>
+
+#include "core/context.h"
+
+namespace ht::nn {
+
+namespace {
+PhiloxStream next_stream() { return Context::of(Device::cpu()).generator().next(); }
+
+double kaiming_std(const Tensor& weight, const KaimingOptions& o) {
+  const int64_t fan = o.fan == Fan::in ? fan_in(weight) : fan_out(weight);
+  return std::sqrt(2.0 / ((1 + o.a * o.a) * static_cast<double>(fan)));
+}
+
+double xavier_std(const Tensor& weight, double gain) {
+  return gain * std::sqrt(2.0 / static_cast<double>(fan_in(weight) + fan_out(weight)));
+}
+}  // namespace
+
+int64_t fan_in(const Tensor& weight) {
+  check(weight.rank() >= 2, "fan_in: a weight needs rank 2 or more (", Named{"weight", weight}, ")");
+  return weight.shape().product(1, weight.rank());
+}
+
+int64_t fan_out(const Tensor& weight) {
+  check(weight.rank() >= 2, "fan_out: a weight needs rank 2 or more (", Named{"weight", weight}, ")");
+  return weight.shape().product(0, weight.rank() - 1);
+}
+
+void uniform_(const Tensor& t, double low, double high) {
+  t.copy_(Tensor::uniform(t.shape(), next_stream(), low, high, t.dtype()));
+}
+
+void normal_(const Tensor& t, double mean, double std) {
+  t.copy_(Tensor::normal(t.shape(), next_stream(), mean, std, t.dtype()));
+}
+
+void kaiming_normal_(const Tensor& weight, const KaimingOptions& options) {
+  normal_(weight, 0, kaiming_std(weight, options));
+}
+
+void kaiming_uniform_(const Tensor& weight, const KaimingOptions& options) {
+  const double bound = std::sqrt(3.0) * kaiming_std(weight, options);
+  uniform_(weight, -bound, bound);
+}
+
+void xavier_normal_(const Tensor& weight, double gain) { normal_(weight, 0, xavier_std(weight, gain)); }
+
+void xavier_uniform_(const Tensor& weight, double gain) {
+  const double bound = std::sqrt(3.0) * xavier_std(weight, gain);
+  uniform_(weight, -bound, bound);
+}
+
+}  // namespace ht::nn
