@@ -1,0 +1,204 @@
+#include "optim/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+namespace ht::optim {
+
+namespace {
+DType accumulate_dtype(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
+
+std::string list(const std::vector<std::string>& items) {
+  std::string text;
+  for (size_t i = 0; i < items.size() && i < 8; ++i) text += (i ? ", " : "") + items[i];
+  if (items.size() > 8) text += str(", and ", items.size() - 8, " more");
+  return text;
+}
+}  // namespace
+
+void check_hyperparameter(std::string_view optimizer, std::string_view field, double value, size_t group) {
+  check(std::isfinite(value) && value >= 0, optimizer, ": ", field, " is ", value, " in group ", group,
+        "; it must be finite and at least 0");
+}
+
+double Rate::now() const { return values.at(std::min(static_cast<int64_t>(applied.item()), values.numel() - 1)); }
+
+void Optimizer::add_group(std::vector<Var> params, double lr, std::vector<std::string> buffer_names) {
+  const size_t index = groups_.size();
+  check_hyperparameter(name_, "lr", lr, index);
+  Group group;
+  for (size_t i = 0; i < params.size(); ++i) {
+    const Var& p = params[i];
+    const std::string where = str(name_, ": parameter ", i, " of group ", index);
+    check(p.defined() && p.value().defined(), where, " is undefined");
+    check(p.is_leaf(), where, " is a result of ops, not a leaf; pass the module's parameters (", Named{"p", p.value()},
+          ")");
+    check(p.requires_grad(), where, " does not require a gradient; leave it out or call set_requires_grad(true) (",
+          Named{"p", p.value()}, ")");
+    const auto same = [&](const Var& other) { return other.state() == p.state(); };
+    bool again = std::any_of(params.begin(), params.begin() + static_cast<int64_t>(i), same);
+    for (const Group& g : groups_) again |= std::any_of(g.params.begin(), g.params.end(), same);
+    check(!again, where, " is listed twice; each parameter may be in one group, once (", Named{"p", p.value()}, ")");
+    if (!applied_.defined()) {
+      const Tensor zero = Tensor::zeros({1}, DType::i64);
+      applied_ = zero.to(p.device());
+    }
+    check(p.device() == applied_.device(), where, " is on another device than the first one, which is on ",
+          applied_.device(), "; use an optimizer a device (", Named{"p", p.value()}, ")");
+    std::vector<Tensor> buffers;
+    for (size_t b = 0; b < buffer_names.size(); ++b)
+      buffers.push_back(Tensor::zeros(p.shape(), accumulate_dtype(p.dtype()), p.device()));
+    group.buffers.push_back(std::move(buffers));
+    group.keys.push_back(p.state()->name);
+  }
+  group.params = std::move(params);
+  group.buffer_names = std::move(buffer_names);
+  group.steps = Tensor::zeros({static_cast<int64_t>(group.params.size())}, DType::i64);
+  group.lr = lr;
+  groups_.push_back(std::move(group));
+}
+
+void Optimizer::finish() {
+  check(applied_.defined(), name_, ": there are no parameters");
+  std::set<std::string> names;
+  bool unique = true;
+  for (const Group& g : groups_)
+    for (const std::string& key : g.keys) unique &= !key.empty() && names.insert(key).second;
+  size_t number = 0;
+  for (Group& g : groups_) {
+    for (std::string& key : g.keys) {
+      if (!unique) key = std::to_string(number);
+      ++number;
+    }
+    g.steps = g.steps.to(applied_.device());
+  }
+  for (size_t i = 0; i < groups_.size(); ++i) set_lr(groups_[i].lr, i);
+}
+
+void Optimizer::zero_grad() {
+  for (const Group& g : groups_)
+    for (const Var& p : g.params) p.zero_grad();
+}
+
+std::vector<UpdateItem> Optimizer::items_of(const Group& group) const {
+  std::vector<UpdateItem> items;
+  for (size_t i = 0; i < group.params.size(); ++i) {
+    const Tensor& param = group.params[i].value();
+    const Tensor& grad = group.params[i].grad_slot();
+    if (!grad.defined()) continue;
+    check(grad.shape() == param.shape() && grad.device() == param.device() && is_floating(grad.dtype()), name_,
+          ": the gradient of ", group.keys[i], " does not fit (", Named{"param", param}, ", ", Named{"grad", grad},
+          ")");
+    check(param.device() == applied_.device(), name_, ": ", group.keys[i],
+          " has moved since the optimizer was made, with state on ", applied_.device(),
+          "; make the optimizer after module.to(device) (", Named{"param", param}, ")");
+    for (const Tensor& buffer : group.buffers[i])
+      check(buffer.shape() == param.shape() && buffer.dtype() == accumulate_dtype(param.dtype()), name_, ": ",
+            group.keys[i],
+            " has changed its shape or dtype since the optimizer was made; make the optimizer after module.to(dtype) (",
+            Named{"param", param}, ", ", Named{"state", buffer}, ")");
+    const int64_t row = static_cast<int64_t>(i);
+    items.push_back({param, grad, group.steps.rows(row, row + 1), group.buffers[i]});
+  }
+  return items;
+}
+
+void Optimizer::step() {
+  std::vector<std::vector<UpdateItem>> items;
+  for (const Group& g : groups_) items.push_back(items_of(g));
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    update(i, {groups_[i].rates, applied_}, items[i]);
+    for (const UpdateItem& item : items[i]) {
+      item.param.bump_version();
+      for (const Tensor& buffer : item.buffers) buffer.bump_version();
+    }
+  }
+  if constexpr (kCudaBuild) {
+    if (applied_.device().is_cuda()) return count_step_cuda(applied_);
+  }
+  ++*applied_.data<int64_t>();
+}
+
+int64_t Optimizer::applied_steps() const { return static_cast<int64_t>(applied_.item()); }
+
+const Optimizer::Group& Optimizer::group_at(size_t group) const {
+  check(group < groups_.size(), name_, ": there is no group ", group, "; the optimizer has ", groups_.size());
+  return groups_[group];
+}
+
+const std::vector<Var>& Optimizer::params(size_t group) const { return group_at(group).params; }
+
+double Optimizer::lr(size_t group) const { return Rate{group_at(group).rates, applied_}.now(); }
+
+void Optimizer::set_lr(double lr) {
+  for (size_t i = 0; i < groups_.size(); ++i) set_lr(lr, i);
+}
+
+void Optimizer::set_lr(double lr, size_t group) {
+  group_at(group);
+  check_hyperparameter(name_, "lr", lr, group);
+  groups_[group].lr = lr;
+  groups_[group].rates = Tensor::full({1}, lr, DType::f64, applied_.device());
+}
+
+void Optimizer::set_schedule(const Schedule& schedule, int64_t total_steps) {
+  check(schedule.factor != nullptr, name_, ": the schedule has no factor");
+  check(total_steps >= 1, name_, ": the schedule's total_steps is ", total_steps, "; it must be at least 1");
+  const Tensor factors = Tensor::empty({total_steps + 1}, DType::f64);
+  for (int64_t i = 0; i <= total_steps; ++i) {
+    const double factor = schedule.factor(i);
+    check(std::isfinite(factor) && factor >= 0, name_, ": schedule '", schedule.text, "' gives ", factor, " at step ",
+          i, "; a factor must be finite and at least 0");
+    factors.data<double>()[i] = factor;
+  }
+  for (Group& g : groups_) {
+    const Tensor rates = factors.clone();
+    for (int64_t i = 0; i <= total_steps; ++i) rates.data<double>()[i] *= g.lr;
+    g.rates = rates.to(applied_.device());
+  }
+}
+
+template <class F>
+void Optimizer::visit_state(F&& f) const {
+  f("applied_steps", applied_.view({}));
+  for (const Group& g : groups_) {
+    for (size_t i = 0; i < g.params.size(); ++i) {
+      const int64_t row = static_cast<int64_t>(i);
+      f(g.keys[i] + ".step", g.steps.rows(row, row + 1).view({}));
+      for (size_t b = 0; b < g.buffer_names.size(); ++b) f(g.keys[i] + "." + g.buffer_names[b], g.buffers[i][b]);
+    }
+  }
+}
+
+StateDict Optimizer::state_dict() const {
+  StateDict state;
+  visit_state([&](const std::string& key, const Tensor& t) {
+    state[key] = t.device().is_cuda() ? t.to(Device::cpu()) : t.clone();
+  });
+  return state;
+}
+
+void Optimizer::load_state_dict(const StateDict& state) {
+  std::vector<std::string> missing, unexpected, mismatched;
+  StateDict rest = state;
+  visit_state([&](const std::string& key, const Tensor& t) {
+    const auto it = state.find(key);
+    rest.erase(key);
+    if (it == state.end()) {
+      missing.push_back(key);
+    } else if (!it->second.defined() || it->second.shape() != t.shape() || it->second.dtype() != t.dtype()) {
+      mismatched.push_back(str(key, " (file ", it->second, ", optimizer ", t, ")"));
+    } else if (t.dtype() == DType::i64 && it->second.item() < 0) {
+      mismatched.push_back(str(key, " (", it->second.item(), " steps)"));
+    }
+  });
+  for (const auto& [key, tensor] : rest) unexpected.push_back(key);
+  check(missing.empty() && unexpected.empty() && mismatched.empty(), name_, ": load_state_dict: ", missing.size(),
+        " missing [", list(missing), "], ", unexpected.size(), " unexpected [", list(unexpected), "], ",
+        mismatched.size(), " mismatched [", list(mismatched),
+        "]; nothing was loaded. Make the optimizer with the parameters and options that it was saved with");
+  visit_state([&](const std::string& key, const Tensor& t) { t.copy_(state.at(key)); });
+}
+
+}  // namespace ht::optim
