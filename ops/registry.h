@@ -10,11 +10,14 @@
 // clang-format off
 #define HT_OPS(X) \
   X(abs) \
+  X(avg_pool2d) \
   X(cast) \
   X(clamp) \
   X(exp) \
   X(gelu) \
+  X(global_avg_pool2d) \
   X(log) \
+  X(max_pool2d) \
   X(neg) \
   X(pow) \
   X(reciprocal) \
