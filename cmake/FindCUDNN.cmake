@@ -24,13 +24,15 @@ find_library(CUDNN_LIBRARY NAMES cudnn libcudnn.so.9 HINTS ${cudnn_hints} ${CUDA
              PATH_SUFFIXES lib64 lib lib/x86_64-linux-gnu lib/aarch64-linux-gnu)
 mark_as_advanced(CUDNN_INCLUDE_DIR CUDNN_LIBRARY)
 
-if(CUDNN_INCLUDE_DIR)
+if(CUDNN_INCLUDE_DIR AND EXISTS "${CUDNN_INCLUDE_DIR}/cudnn_version.h")
   file(STRINGS "${CUDNN_INCLUDE_DIR}/cudnn_version.h" cudnn_lines REGEX "^#define CUDNN_(MAJOR|MINOR|PATCHLEVEL) ")
   foreach(part MAJOR MINOR PATCHLEVEL)
     string(REGEX MATCH "CUDNN_${part} ([0-9]+)" cudnn_match "${cudnn_lines}")
     set(cudnn_${part} "${CMAKE_MATCH_1}")
   endforeach()
   set(CUDNN_VERSION "${cudnn_MAJOR}.${cudnn_MINOR}.${cudnn_PATCHLEVEL}")
+else()
+  unset(CUDNN_VERSION)
 endif()
 
 include(FindPackageHandleStandardArgs)
