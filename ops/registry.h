@@ -10,14 +10,17 @@
 // clang-format off
 #define HT_OPS(X) \
   X(abs) \
+  X(add) \
   X(avg_pool2d) \
   X(cast) \
   X(clamp) \
+  X(div) \
   X(exp) \
   X(gelu) \
   X(global_avg_pool2d) \
   X(log) \
   X(max_pool2d) \
+  X(mul) \
   X(neg) \
   X(pow) \
   X(reciprocal) \
@@ -26,6 +29,7 @@
   X(scale) \
   X(sigmoid) \
   X(sqrt) \
+  X(sub) \
   X(tanh)
 // clang-format on
 

@@ -25,4 +25,33 @@ std::vector<Sample> pointwise_samples(Var (*f)(const Var&), double low, double h
   return samples;
 }
 
+std::vector<Sample> binary_samples(Var (*f)(const Var&, const Var&), double low, double high) {
+  const std::pair<Shape, Shape> pairs[] = {
+      {{}, {}},
+      {{7}, {7}},
+      {{3, 5}, {3, 5}},
+      {{3, 5}, {5}},
+      {{1}, {3, 5}},
+      {{}, {2, 3}},
+      {{3, 1}, {1, 5}},
+      {{3, 5}, {3, 1}},
+      {{2, 1, 3}, {4, 1}},
+      {{2, 3, 1, 2}, {3, 4, 1}},
+      {{1, 2, 3}, {4, 1, 1}},
+      {{0, 3}, {3}},
+  };
+  std::vector<Sample> samples;
+  uint64_t stream = 100;
+  for (const auto& [a, b] : pairs) {
+    samples.push_back({str("a ", a, ", b ", b),
+                       {sample_signed(a, stream, low, high), sample_signed(b, stream + 1, low, high)},
+                       [f](std::span<const Var> in) { return f(in[0], in[1]); }});
+    stream += 2;
+  }
+  samples.push_back({"x used twice", {sample_signed({3, 5}, stream, low, high)}, [f](std::span<const Var> in) {
+                       return f(in[0], in[0]);
+                     }});
+  return samples;
+}
+
 }  // namespace ht

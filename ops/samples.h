@@ -13,4 +13,7 @@ Tensor sample_signed(const Shape& shape, uint64_t stream, double low, double hig
 // The standard shapes for one-input pointwise ops, inputs as sample_signed (or sample_uniform when not `both_signs`).
 std::vector<Sample> pointwise_samples(Var (*f)(const Var&), double low, double high, bool both_signs = true);
 
+// The standard pairs of shapes for two-input ops with broadcasting, and one Var used as both operands.
+std::vector<Sample> binary_samples(Var (*f)(const Var&, const Var&), double low, double high);
+
 }  // namespace ht
