@@ -6,11 +6,13 @@
 namespace ht {
 
 namespace {
-// The sum of a contiguous run: sixteen interleaved sums vectorise and round less than one.
+constexpr int64_t kLanes = 16;     // interleaved sums of a run
+constexpr int64_t kSegment = 512;  // additions in a row before their sum joins the total: rounding stays small
+
+// The sum of a contiguous run: interleaved sums vectorise and round less than one.
 template <class T>
 acc_t<T> sum_row(const T* x, int64_t n) {
   using A = acc_t<T>;
-  constexpr int64_t kLanes = 16;
   A lanes[kLanes] = {};
   Operand<Step::moves, T> in(x);
   for (int64_t from = 0; from < n; from += kRowBlock) {
@@ -47,16 +49,25 @@ void reduce_outputs(const BroadcastPlan& kept, const BroadcastPlan& reduced, con
       for (int64_t at = 0; at < n; at += kRowBlock) {
         const int64_t m = std::min(kRowBlock, n - at);
         std::fill_n(to + at, m, A(0));
-        for_each_row(reduced, r_begin, r_end, [&](int64_t, int64_t offset, int64_t, int64_t rows) {
-          for (int64_t r = 0; r < rows; ++r) add_row(from + at + offset + r * r_step, m, to + at);
-        });
+        for (int64_t r = r_begin; r < r_end; r += kSegment) {
+          A sums[kRowBlock];
+          std::fill_n(sums, m, A(0));
+          for_each_row(reduced, r, std::min(r + kSegment, r_end), [&](int64_t, int64_t offset, int64_t, int64_t rows) {
+            for (int64_t k = 0; k < rows; ++k) add_row(from + at + offset + k * r_step, m, sums);
+          });
+          for (int64_t k = 0; k < m; ++k) to[at + k] += sums[k];
+        }
       }
     } else {  // it is reduced: sum along it
       for (int64_t i = 0; i < n; ++i) {
         A sum = 0;
-        for_each_row(reduced, r_begin, r_end, [&](int64_t, int64_t offset, int64_t, int64_t m) {
-          sum += sum_row(from + i * k_step + offset, m);
-        });
+        for (int64_t r = r_begin; r < r_end; r += kSegment * kLanes) {
+          A part = 0;
+          for_each_row(
+              reduced, r, std::min(r + kSegment * kLanes, r_end),
+              [&](int64_t, int64_t offset, int64_t, int64_t m) { part += sum_row(from + i * k_step + offset, m); });
+          sum += part;
+        }
         to[i] = sum;
       }
     }
