@@ -29,4 +29,21 @@ void parallel_for(int64_t n, int64_t grain, F&& f) {
   if (n > 0) f(int64_t{0}, n);
 }
 
+// The same for items of uneven cost: f(begin, end, slot) on runs of `grain` items, handed out as threads come free.
+// Runs at the same time have different slots in [0, num_threads()): room for working memory. For f whose results do not
+// depend on which thread runs an item.
+template <class F>
+void parallel_dynamic(int64_t n, int64_t grain, F&& f) {
+  grain = std::max<int64_t>(grain, 1);
+#if defined(_OPENMP)
+  const int64_t runs = (n + grain - 1) / grain;
+  if (const int threads = static_cast<int>(std::min<int64_t>(num_threads(), runs)); threads > 1 && !omp_in_parallel()) {
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+    for (int64_t r = 0; r < runs; ++r) f(r * grain, std::min(n, (r + 1) * grain), omp_get_thread_num());
+    return;
+  }
+#endif
+  if (n > 0) f(int64_t{0}, n, 0);
+}
+
 }  // namespace ht

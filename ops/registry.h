@@ -18,7 +18,9 @@
   X(exp) \
   X(gelu) \
   X(global_avg_pool2d) \
+  X(linear) \
   X(log) \
+  X(matmul) \
   X(max_pool2d) \
   X(mul) \
   X(neg) \

@@ -1,0 +1,156 @@
+#include "ops/gemm.h"
+
+#define EIGEN_DONT_PARALLELIZE  // threads are ours, outside
+#include <Eigen/Core>
+#include <algorithm>
+
+#include "core/parallel.h"
+#include "ops/cpu_scratch.h"
+
+namespace ht {
+
+namespace {
+template <class T, int Order>
+using View = Eigen::Map<const Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Order>, 0, Eigen::OuterStride<>>;
+
+template <class T, int OrderA, int OrderB>
+void product(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c, int64_t ldc,
+             bool accumulate) {
+  const View<T, OrderA> left(a, m, k, Eigen::OuterStride<>(lda));
+  const View<T, OrderB> right(b, k, n, Eigen::OuterStride<>(ldb));
+  Eigen::Map<Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>, 0, Eigen::OuterStride<>> out(
+      c, m, n, Eigen::OuterStride<>(ldc));
+  if (accumulate)
+    out.noalias() += left * right;
+  else
+    out.noalias() = left * right;
+}
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Tile sizes from the shape alone: 256, halved until there is work for many threads or a tile gets too small to gain.
+struct Tiles {
+  int64_t m, n;
+  explicit Tiles(const GemmShape& s) : m(std::min<int64_t>(s.m, 256)), n(std::min<int64_t>(s.n, 256)) {
+    while (ceil_div(s.m, m) * ceil_div(s.n, n) * s.batch < 16 && std::max(m, n) >= 64 && m * n * s.k > 1 << 18)
+      (m > n ? m : n) = ceil_div(std::max(m, n), 16) * 8;
+  }
+};
+
+// The block of op(a) with `rows` rows from r0 and `cols` columns from c0.
+template <class T>
+MatrixView<T> block(const MatrixView<T>& a, int64_t r0, int64_t c0) {
+  return {a.data + (a.transposed ? c0 * a.ld + r0 : r0 * a.ld + c0), a.ld, a.transposed};
+}
+
+// The same block converted to float into `to`.
+template <class T>
+MatrixView<float> widen_block(const MatrixView<T>& a, int64_t r0, int64_t rows, int64_t c0, int64_t cols, float* to) {
+  const MatrixView<T> from = block(a, r0, c0);
+  const int64_t stored_rows = a.transposed ? cols : rows, stored_cols = a.transposed ? rows : cols;
+  widen(from.data, a.ld, stored_rows, stored_cols, to, stored_cols);
+  return {to, stored_cols, a.transposed};
+}
+
+template <class T>
+void gemm_cpu(const GemmShape& s, const T* a, const T* b, T* y, const T* bias) {
+  using A = acc_t<T>;
+  constexpr bool widens = sizeof(T) == 2;
+  constexpr int64_t kDepth = 512;  // of a widened block
+  if (s.m == 0 || s.n == 0) return;
+  const Tiles tile(s);
+  const int64_t rows = ceil_div(s.m, tile.m), cols = ceil_div(s.n, tile.n), depth = std::clamp<int64_t>(s.k, 1, kDepth);
+  const int64_t scratch = tile.m * depth + depth * tile.n + tile.m * tile.n;
+  const int64_t macs = std::max<int64_t>(tile.m * tile.n * s.k, 1);
+  const Scratch<A> buffers(widens ? num_threads() * scratch : 0);  // a, b and y of a tile
+  parallel_dynamic(rows * cols * s.batch, (1 << 16) / macs, [&](int64_t begin, int64_t end, int slot) {
+    A* const wide_a = buffers.data() + slot * scratch;
+    A* const wide_b = wide_a + tile.m * depth;
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t i = item / (rows * cols), r0 = item / cols % rows * tile.m, c0 = item % cols * tile.n;
+      const int64_t m = std::min(tile.m, s.m - r0), n = std::min(tile.n, s.n - c0);
+      const MatrixView<T> left = block<T>({a + i * s.m * s.k, s.transpose_a ? s.m : s.k, s.transpose_a}, r0, 0);
+      const MatrixView<T> right = block<T>({b + i * s.k * s.n, s.transpose_b ? s.k : s.n, s.transpose_b}, 0, c0);
+      T* const out = y + (i * s.m + r0) * s.n + c0;
+      A* sum;
+      int64_t ld;
+      if constexpr (widens)
+        sum = wide_b + depth * tile.n, ld = n;
+      else
+        sum = out, ld = s.n;
+      if (bias) {
+        for (int64_t r = 0; r < m; ++r) widen(bias + c0, 0, 1, n, sum + r * ld, 0);
+      }
+      if constexpr (widens) {
+        for (int64_t k0 = 0; k0 == 0 || k0 < s.k; k0 += depth) {
+          const int64_t k = std::min(depth, s.k - k0);
+          gemm_block(m, n, k, widen_block(left, 0, m, k0, k, wide_a), widen_block(right, k0, k, 0, n, wide_b), sum, ld,
+                     bias || k0 > 0);
+        }
+        narrow(sum, ld, m, n, out, s.n);
+      } else {
+        gemm_block(m, n, s.k, left, right, sum, ld, bias != nullptr);
+      }
+    }
+  });
+}
+
+// Partial sums over at most 64 parts of the rows, added in order: the same bits for any thread count.
+template <class T>
+void sum_rows_cpu(const T* x, int64_t rows, int64_t cols, T* y) {
+  using A = acc_t<T>;
+  if (cols == 0) return;
+  const int64_t parts = std::clamp<int64_t>(rows / 64, 1, 64);
+  const Scratch<A> partial(parts * cols);
+  parallel_for(parts, std::max<int64_t>((1 << 15) * parts / std::max<int64_t>(rows * cols, 1), 1),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t p = begin; p < end; ++p) {
+                   A* const sum = partial.data() + p * cols;
+                   std::fill_n(sum, cols, A(0));
+                   for (int64_t r = rows * p / parts; r < rows * (p + 1) / parts; ++r)
+                     for (int64_t c = 0; c < cols; ++c) sum[c] += static_cast<A>(x[r * cols + c]);
+                 }
+               });
+  for (int64_t p = 1; p < parts; ++p)
+    for (int64_t c = 0; c < cols; ++c) partial.data()[c] += partial.data()[p * cols + c];
+  for (int64_t c = 0; c < cols; ++c) y[c] = static_cast<T>(partial.data()[c]);
+}
+}  // namespace
+
+template <class T>
+void gemm_block(int64_t m, int64_t n, int64_t k, MatrixView<T> a, MatrixView<T> b, T* c, int64_t ldc, bool accumulate) {
+  if (k == 0) {
+    for (int64_t r = 0; r < m && !accumulate; ++r) std::fill_n(c + r * ldc, n, T(0));
+  } else if (!a.transposed && !b.transposed) {
+    product<T, Eigen::RowMajor, Eigen::RowMajor>(m, n, k, a.data, a.ld, b.data, b.ld, c, ldc, accumulate);
+  } else if (!a.transposed) {
+    product<T, Eigen::RowMajor, Eigen::ColMajor>(m, n, k, a.data, a.ld, b.data, b.ld, c, ldc, accumulate);
+  } else if (!b.transposed) {
+    product<T, Eigen::ColMajor, Eigen::RowMajor>(m, n, k, a.data, a.ld, b.data, b.ld, c, ldc, accumulate);
+  } else {
+    product<T, Eigen::ColMajor, Eigen::ColMajor>(m, n, k, a.data, a.ld, b.data, b.ld, c, ldc, accumulate);
+  }
+}
+template void gemm_block<float>(int64_t, int64_t, int64_t, MatrixView<float>, MatrixView<float>, float*, int64_t, bool);
+template void gemm_block<double>(int64_t, int64_t, int64_t, MatrixView<double>, MatrixView<double>, double*, int64_t,
+                                 bool);
+
+void gemm(Context& ctx, const GemmShape& shape, const Tensor& a, const Tensor& b, const Tensor& y, const Tensor& bias) {
+  if constexpr (kCudaBuild) {
+    if (ctx.is_cuda()) return gemm_cuda(ctx, shape, a, b, y, bias);
+  }
+  dispatch_floating(y.dtype(), "gemm", [&]<class T>() {
+    gemm_cpu(shape, a.data<T>(), b.data<T>(), y.data<T>(), bias ? bias.data<T>() : nullptr);
+  });
+}
+
+void sum_rows(Context& ctx, const Tensor& x, const Tensor& y) {
+  if constexpr (kCudaBuild) {
+    if (ctx.is_cuda()) return sum_rows_cuda(ctx, x, y);
+  }
+  const int64_t cols = y.numel();
+  dispatch_floating(y.dtype(), "sum_rows",
+                    [&]<class T>() { sum_rows_cpu(x.data<T>(), cols ? x.numel() / cols : 0, cols, y.data<T>()); });
+}
+
+}  // namespace ht
