@@ -12,6 +12,7 @@
   X(abs) \
   X(add) \
   X(avg_pool2d) \
+  X(batch_norm) \
   X(cast) \
   X(clamp) \
   X(div) \
