@@ -1,0 +1,36 @@
+// A batch from bytes: augmentation and normalisation in one pass over the pixels.
+#pragma once
+
+#include <array>
+#include <span>
+
+#include "core/tensor.h"
+#include "data/augment_math.h"
+
+namespace ht::data {
+
+// y = (x / 255 - mean) / std for each of red, green and blue, with x a byte.
+struct Normalization {
+  std::array<float, 3> mean{0, 0, 0};
+  std::array<float, 3> std{1, 1, 1};
+
+  static Normalization half() { return {{0.5f, 0.5f, 0.5f}, {0.5f, 0.5f, 0.5f}}; }  // to [-1, 1]
+  // Mean and deviation of CIFAR-10's 50,000 training images.
+  static Normalization cifar10() { return {{0.4914f, 0.4822f, 0.4465f}, {0.2470f, 0.2435f, 0.2616f}}; }
+};
+
+// [3, 256] in `dtype`: y for every byte, in that order of FP32 operations, then rounded once. The loader looks results
+// up here instead of computing them, so every device and compiler gives the same bits. Throws Error unless each mean is
+// finite and each std finite and positive.
+Tensor normalization_table(const Normalization& normalization, DType dtype);
+
+// Throws Error naming `who` on options that do not fit images of h x w: crop_pad outside [0, min(h, w)), cutout < 0.
+void check_augment(const AugmentOptions& options, int64_t h, int64_t w, std::string_view who);
+
+// x[k] = the augmented, normalised image number indices[k].  images u8 [n, h, w, 3], table [3, 256] of a floating dtype
+// -> [indices.size(), h, w, 3] of the table's dtype. Throws Error on an index outside the images. `parallel` uses
+// all threads; the result is the same.
+Tensor augment(const Tensor& images, std::span<const int32_t> indices, const AugmentOptions& options,
+               const Tensor& table, uint64_t seed, uint64_t epoch, bool parallel = true);
+
+}  // namespace ht::data

@@ -1,0 +1,171 @@
+#include "data/loader.h"
+
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <thread>
+
+namespace ht::data {
+
+struct Loader::State {
+  ImageDataset set;
+  LoaderOptions options;
+  Tensor table;  // [3, 256]
+  int64_t steps = 0;
+  LoaderPosition position;
+  bool looping = false;
+
+  std::vector<int32_t> order(int64_t epoch) const {
+    if (options.shuffle) return permutation(set.size(), options.seed, static_cast<uint64_t>(epoch));
+    std::vector<int32_t> order(static_cast<size_t>(set.size()));
+    std::iota(order.begin(), order.end(), 0);
+    return order;
+  }
+
+  Batch make(std::span<const int32_t> order, LoaderPosition at, bool parallel) const {
+    const int64_t global = options.batch_size * options.world, first = at.step * global;
+    const int64_t n = std::min(global, set.size() - first);
+    const int64_t begin = first + n * options.rank / options.world,
+                  end = first + n * (options.rank + 1) / options.world;
+    const auto mine = order.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+    Batch batch{
+        augment(set.images, mine, options.augment, table, options.seed, static_cast<uint64_t>(at.epoch), parallel),
+        Tensor::empty({end - begin}, DType::i32)};
+    const int32_t* labels = set.labels.data<int32_t>();
+    int32_t* y = batch.y.data<int32_t>();
+    for (const int32_t i : mine) *y++ = labels[i];
+    return batch;
+  }
+};
+
+// One run from the position to the end of its epoch. The thread works serially, so that it never competes with the
+// training step for more than one core.
+struct Loader::Iterator::Loop {
+  std::shared_ptr<State> state;
+  LoaderPosition next;  // that the consumer gets
+  std::vector<int32_t> order;
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Batch> ready;     // guarded by mutex, like the two below
+  std::exception_ptr failure;  // of the batch after those in `ready`
+  bool stop = false;
+  std::thread worker;
+
+  explicit Loop(std::shared_ptr<State> s)
+      : state(std::move(s)), next(state->position), order(state->order(next.epoch)) {
+    if (state->options.prefetch > 0) worker = std::thread([this] { work(); });
+    state->looping = true;
+  }
+
+  ~Loop() {
+    {
+      const std::lock_guard lock(mutex);
+      stop = true;
+    }
+    changed.notify_all();
+    if (worker.joinable()) worker.join();
+    state->looping = false;
+  }
+
+  void work() {
+    for (LoaderPosition at = next; at.step < state->steps; ++at.step) {
+      std::optional<Batch> batch;
+      std::exception_ptr error;
+      try {
+        batch = state->make(order, at, false);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      std::unique_lock lock(mutex);
+      changed.wait(lock, [&] { return stop || ready.size() < static_cast<size_t>(state->options.prefetch); });
+      if (stop) return;
+      if (batch) ready.push_back(std::move(*batch));
+      failure = error;
+      changed.notify_all();
+      if (error) return;
+    }
+  }
+
+  Batch take() {
+    if (!worker.joinable()) return state->make(order, next, true);
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return !ready.empty() || failure; });
+    if (ready.empty()) std::rethrow_exception(failure);
+    Batch batch = std::move(ready.front());
+    ready.pop_front();
+    changed.notify_all();
+    return batch;
+  }
+
+  // False at the end of the epoch.
+  bool step(Batch& batch) {
+    if (next.step == state->steps) return false;
+    batch = {};
+    Batch taken = take();
+    batch = {taken.x.to(state->options.device), taken.y.to(state->options.device)};
+    ++next.step;
+    state->position = next.step < state->steps ? next : LoaderPosition{next.epoch + 1, 0};
+    return true;
+  }
+};
+
+Loader::Iterator::Iterator(std::shared_ptr<State> state) : loop_(std::make_unique<Loop>(std::move(state))) { ++*this; }
+Loader::Iterator::~Iterator() = default;
+
+Loader::Iterator& Loader::Iterator::operator++() {
+  check(loop_ != nullptr, "loader: ++ past the end of the epoch");
+  if (!loop_->step(batch_)) {
+    loop_.reset();
+    batch_ = {};
+  }
+  return *this;
+}
+
+Loader::Loader(ImageDataset set, const LoaderOptions& options) {
+  check(set.size() > 0, "loader: the data set is empty (source: '", set.source, "')");
+  set.validate("loader");
+  const int64_t n = set.size();
+  check(options.batch_size >= 1, "loader: batch size ", options.batch_size, "; use 1 or more");
+  check(options.world >= 1 && options.rank >= 0 && options.rank < options.world, "loader: rank ", options.rank,
+        " is outside a world of ", options.world);
+  check(options.prefetch >= 0, "loader: prefetch ", options.prefetch, "; use 0 or more");
+  check(options.batch_size <= INT64_MAX / options.world, "loader: batch size ", options.batch_size, " x ",
+        options.world, " ranks is too large");
+  check_augment(options.augment, set.images.dim(1), set.images.dim(2), "loader");
+  const int64_t global = options.batch_size * options.world;
+  const int64_t steps = n / global + (!options.drop_last && n % global != 0);
+  check(steps > 0, "loader: a batch of ", options.batch_size, " x ", options.world,
+        " rank(s) is larger than the set of ", n,
+        " images, and drop_last leaves no batch; lower the batch size or turn drop_last off");
+  const Tensor table = normalization_table(options.normalization, options.dtype);
+  state_ = std::make_shared<State>(State{std::move(set), options, table, steps, {}, false});
+}
+
+Loader::~Loader() = default;
+Loader::Loader(Loader&&) noexcept = default;
+Loader& Loader::operator=(Loader&&) noexcept = default;
+
+const ImageDataset& Loader::dataset() const { return state_->set; }
+const LoaderOptions& Loader::options() const { return state_->options; }
+int64_t Loader::steps_per_epoch() const { return state_->steps; }
+LoaderPosition Loader::position() const { return state_->position; }
+
+void Loader::seek(LoaderPosition position) {
+  check(!state_->looping, "loader: the position cannot change while a loop runs");
+  check(position.epoch >= 0 && position.step >= 0 && position.step < state_->steps, "loader: position (epoch ",
+        position.epoch, ", step ", position.step, ") does not exist; epochs count from 0 and have ", state_->steps,
+        " steps");
+  state_->position = position;
+}
+
+Loader::Iterator Loader::begin() {
+  check(!state_->looping, "loader: a loop over this loader is already running; end it first");
+  return Iterator(state_);
+}
+
+}  // namespace ht::data
