@@ -14,26 +14,36 @@
   X(avg_pool2d) \
   X(batch_norm) \
   X(cast) \
+  X(cat) \
   X(clamp) \
   X(div) \
+  X(dropout) \
   X(exp) \
+  X(flatten) \
   X(gelu) \
   X(global_avg_pool2d) \
   X(linear) \
   X(log) \
   X(matmul) \
   X(max_pool2d) \
+  X(mean) \
   X(mul) \
   X(neg) \
+  X(norm) \
   X(pow) \
   X(reciprocal) \
   X(relu) \
+  X(reshape) \
   X(rsqrt) \
   X(scale) \
   X(sigmoid) \
+  X(slice) \
   X(sqrt) \
   X(sub) \
-  X(tanh)
+  X(sum) \
+  X(tanh) \
+  X(transpose) \
+  X(var)
 // clang-format on
 
 namespace ht {
