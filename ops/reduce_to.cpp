@@ -74,7 +74,8 @@ void reduce_outputs(const BroadcastPlan& kept, const BroadcastPlan& reduced, con
   });
 }
 
-// Few outputs of many elements are cut into `parts` partial sums, a number that the shapes alone give.
+// Where fewer than 64 runs of outputs share the work, each is cut into `parts` partial sums, a number that the shapes
+// alone give.
 template <class T>
 void reduce_cpu(const BroadcastPlan& plan, const Tensor& x, const Tensor& y) {
   using A = acc_t<T>;
@@ -84,7 +85,8 @@ void reduce_cpu(const BroadcastPlan& plan, const Tensor& x, const Tensor& y) {
   if (kept.rank == 0) kept.push(1, 0, 0);
 
   const int64_t outputs = y.numel(), each = x.numel() / outputs;
-  const int64_t parts = std::clamp<int64_t>(std::min(x.numel() >> 15, each / 8), 1, 64);
+  const int64_t run = kept.a_stride() == 1 ? std::min(kept.sizes[static_cast<size_t>(kept.rank) - 1], kRowBlock) : 1;
+  const int64_t parts = std::clamp<int64_t>(std::min({x.numel() >> 15, each / 8, 64 * run / outputs}), 1, 64);
   const bool direct = parts == 1 && !converts<T>;
   const Tensor scratch = direct ? y : Tensor::empty({parts, outputs}, dtype_of<A>());
   A* const sums = scratch.data<A>();
