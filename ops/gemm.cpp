@@ -37,16 +37,10 @@ struct Tiles {
   }
 };
 
-// The block of op(a) with `rows` rows from r0 and `cols` columns from c0.
-template <class T>
-MatrixView<T> block(const MatrixView<T>& a, int64_t r0, int64_t c0) {
-  return {a.data + (a.transposed ? c0 * a.ld + r0 : r0 * a.ld + c0), a.ld, a.transposed};
-}
-
-// The same block converted to float into `to`.
+// `rows` rows from r0 and `cols` columns from c0 of a, converted to float into `to`.
 template <class T>
 MatrixView<float> widen_block(const MatrixView<T>& a, int64_t r0, int64_t rows, int64_t c0, int64_t cols, float* to) {
-  const MatrixView<T> from = block(a, r0, c0);
+  const MatrixView<T> from = a.block(r0, c0);
   const int64_t stored_rows = a.transposed ? cols : rows, stored_cols = a.transposed ? rows : cols;
   widen(from.data, a.ld, stored_rows, stored_cols, to, stored_cols);
   return {to, stored_cols, a.transposed};
@@ -69,8 +63,9 @@ void gemm_cpu(const GemmShape& s, const T* a, const T* b, T* y, const T* bias) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t i = item / (rows * cols), r0 = item / cols % rows * tile.m, c0 = item % cols * tile.n;
       const int64_t m = std::min(tile.m, s.m - r0), n = std::min(tile.n, s.n - c0);
-      const MatrixView<T> left = block<T>({a + i * s.m * s.k, s.transpose_a ? s.m : s.k, s.transpose_a}, r0, 0);
-      const MatrixView<T> right = block<T>({b + i * s.k * s.n, s.transpose_b ? s.k : s.n, s.transpose_b}, 0, c0);
+      const MatrixView<T> all_a{a + i * s.m * s.k, s.transpose_a ? s.m : s.k, s.transpose_a};
+      const MatrixView<T> all_b{b + i * s.k * s.n, s.transpose_b ? s.k : s.n, s.transpose_b};
+      const MatrixView<T> left = all_a.block(r0, 0), right = all_b.block(0, c0);
       T* const out = y + (i * s.m + r0) * s.n + c0;
       A* sum;
       int64_t ld;

@@ -29,6 +29,10 @@ struct MatrixView {
   const T* data;
   int64_t ld;
   bool transposed = false;
+  // The part that starts at row r, column c.
+  MatrixView block(int64_t r, int64_t c) const {
+    return {data + (transposed ? c * ld + r : r * ld + c), ld, transposed};
+  }
 };
 // The single-threaded building block, for float and double: c [m, n] = a b, or c += a b when `accumulate`.
 template <class T>

@@ -16,6 +16,7 @@
   X(cast) \
   X(cat) \
   X(clamp) \
+  X(conv2d) \
   X(div) \
   X(dropout) \
   X(exp) \

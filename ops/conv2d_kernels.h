@@ -1,0 +1,32 @@
+// The kernels of conv2d: the CPU's (ops/conv2d_cpu.cpp) and the CUDA side's launchers.
+#pragma once
+
+#include <cstdint>
+
+#include "core/context.h"
+#include "core/tensor.h"
+
+namespace ht {
+
+// x [n, h, w, in], weight [out, kh, kw, in], y [n, oh, ow, out].
+struct Conv2dShape {
+  int64_t n, h, w, in, out, kh, kw, oh, ow;
+  int64_t stride, padding, dilation;
+  int64_t taps() const { return kh * kw; }
+  // Each output pixel reads exactly its own input pixel: a plain matrix product.
+  bool pointwise() const { return taps() == 1 && stride == 1 && padding == 0; }
+};
+
+// Direct convolution as products of gathered rows, in blocks that fit a core's cache; no image-sized buffer. Results
+// do not depend on the thread count. bias may be undefined.
+void conv2d_forward_cpu(const Conv2dShape& s, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                        const Tensor& y);
+void conv2d_dgrad_cpu(const Conv2dShape& s, const Tensor& dy, const Tensor& weight, const Tensor& dx);
+void conv2d_wgrad_cpu(const Conv2dShape& s, const Tensor& dy, const Tensor& x, const Tensor& dweight);
+
+void conv2d_forward_cuda(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                         const Tensor& y);
+void conv2d_dgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, const Tensor& weight, const Tensor& dx);
+void conv2d_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, const Tensor& x, const Tensor& dweight);
+
+}  // namespace ht
