@@ -21,18 +21,24 @@ std::vector<Tensor> gradients(std::string_view who, std::span<const Var> params)
 }
 
 // A sum a block, then the blocks in order: the same bits for any number of threads. In double, so that no square of a
-// float overflows.
+// float overflows; in lanes, so that it vectorises.
+template <class A>
 double sum_of_squares(const Tensor& grad) {
   const int64_t blocks = (grad.numel() + kBlock - 1) / kBlock;
   std::vector<double> sums(static_cast<size_t>(blocks));
   parallel_for(blocks, 8, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
-      double buffer[kBlock];
+      constexpr int64_t kLanes = 16;
+      A buffer[kBlock];
       const int64_t at = b * kBlock, n = std::min(kBlock, grad.numel() - at);
-      const double* g = load(grad, at, n, buffer);
-      double lanes[4] = {};
-      for (int64_t i = 0; i < n; ++i) lanes[i % 4] += g[i] * g[i];
-      sums[static_cast<size_t>(b)] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+      const A* g = load(grad, at, n, buffer);
+      double lanes[kLanes] = {}, sum = 0;
+      int64_t i = 0;
+      for (; i + kLanes <= n; i += kLanes)
+        for (int64_t k = 0; k < kLanes; ++k) lanes[k] += static_cast<double>(g[i + k]) * static_cast<double>(g[i + k]);
+      for (; i < n; ++i) lanes[0] += static_cast<double>(g[i]) * static_cast<double>(g[i]);
+      for (const double lane : lanes) sum += lane;
+      sums[static_cast<size_t>(b)] = sum;
     }
   });
   double sum = 0;
@@ -63,7 +69,8 @@ Tensor clip_grad_norm_(std::span<const Var> params, double max_norm) {
     if (!grads.empty() && grads.front().device().is_cuda()) return clip_grad_norm_cuda(grads, max_norm);
   }
   double squares = 0;
-  for (const Tensor& g : grads) squares += sum_of_squares(g);
+  for (const Tensor& g : grads)
+    squares += g.dtype() == DType::f64 ? sum_of_squares<double>(g) : sum_of_squares<float>(g);
   const double norm = std::sqrt(squares), factor = max_norm / (norm + 1e-6);
   if (!(factor >= 1) && !std::isinf(max_norm))
     for (const Tensor& g : grads) transform(g, [=]<class A>(A x) { return x * static_cast<A>(factor); });
