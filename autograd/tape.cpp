@@ -1,5 +1,7 @@
 #include "autograd/tape.h"
 
+#include <algorithm>
+
 #include "core/arithmetic.h"
 
 namespace ht {
@@ -20,11 +22,11 @@ Tape::Edge Tape::edge_to(const Var& input) {
   return {input.state()->node, nullptr};
 }
 
-int Tape::record(std::unique_ptr<Op> op, std::vector<Edge> inputs, const Tensor& out) {
+void Tape::record(std::unique_ptr<Op> op, std::vector<Edge> inputs, VarState& out) {
   for (const Edge& e : inputs)
     if (e.node >= 0) ++nodes_[static_cast<size_t>(e.node)].uses;
-  nodes_.push_back({std::move(op), std::move(inputs), out.spec(), out.device(), 1});
-  return static_cast<int>(nodes_.size()) - 1;
+  nodes_.push_back({std::move(op), std::move(inputs), out.value.spec(), out.value.device(), &out, 1});
+  out.node = static_cast<int>(nodes_.size()) - 1;
 }
 
 void accumulate(Tensor& slot, Tensor grad) {
@@ -56,6 +58,13 @@ Grads Tape::run_node(Node& node, Tensor dy) {
   try {
     Grads grads = node.op->backward(Context::of(node.device), dy.to(node.out.dtype), needs);
     check(grads.size() == needs.size(), "returned ", grads.size(), " gradients for ", needs.size(), " inputs");
+    for (size_t k = 0; k < needs.size(); ++k) {
+      if (!needs[k] || !grads[k].defined()) continue;
+      const Edge& e = node.inputs[k];
+      const Shape& shape = e.leaf ? e.leaf->value.shape() : nodes_[static_cast<size_t>(e.node)].out.shape;
+      check(grads[k].shape() == shape && is_floating(grads[k].dtype()), "the gradient of input ", k,
+            " does not fit its shape ", shape, " (", Named{"grad", grads[k]}, ")");
+    }
     return grads;
   } catch (const Error& e) {
     throw Error(str("backward of ", node.op->name(), ": ", e.what()));
@@ -64,6 +73,21 @@ Grads Tape::run_node(Node& node, Tensor dy) {
 
 void Tape::backward(int root, Tensor seed, bool retain_graph) {
   check_walk(root);
+  try {
+    walk(root, std::move(seed), retain_graph);
+  } catch (...) {
+    if (!retain_graph) sweep(root);  // half a graph is of no use, and its saved tensors are large
+    throw;
+  }
+  if (retain_graph) return;
+  sweep(root);
+  // With nothing left to walk, the next forward starts an empty tape even while a Var still holds this one.
+  bool live = false;
+  for (const Node& node : nodes_) live |= node.op != nullptr;
+  if (!live && thread_tape.lock().get() == this) thread_tape.reset();
+}
+
+void Tape::walk(int root, Tensor seed, bool retain_graph) {
   std::vector<Tensor> slots(static_cast<size_t>(root) + 1);
   slots.back() = std::move(seed);
   for (int i = root; i >= 0; --i) {
@@ -80,16 +104,16 @@ void Tape::backward(int root, Tensor seed, bool retain_graph) {
     }
     if (!retain_graph) node.inputs.clear();
   }
-  if (retain_graph) return;
-  for (int i = root; i >= 0; --i) free_unused(i);  // branches that the gradient did not reach
+}
+
+// After a walk: frees the branches that the gradient did not reach.
+void Tape::sweep(int root) {
+  for (int i = root; i >= 0; --i) free_unused(i);
   trim();
-  // With nothing left to walk, the next forward starts an empty tape even while a Var still holds this one.
-  bool live = false;
-  for (const Node& node : nodes_) live |= node.op != nullptr;
-  if (!live && thread_tape.lock().get() == this) thread_tape.reset();
 }
 
 void Tape::release(int node) {
+  nodes_[static_cast<size_t>(node)].var = nullptr;
   --nodes_[static_cast<size_t>(node)].uses;
   free_unused(node);
   trim();
@@ -115,6 +139,24 @@ void Tape::free_unused(int node) {
 
 void Tape::trim() {
   while (!nodes_.empty() && nodes_.back().uses == 0 && !nodes_.back().op) nodes_.pop_back();
+  if (nodes_.size() >= compact_at_) compact();
+}
+
+// Drops freed nodes between live ones, as a Var that outlives its iteration leaves them, and renumbers the rest. The
+// next look is at twice the size that is left, so that its cost a node stays constant.
+void Tape::compact() {
+  std::vector<int> moved(nodes_.size(), -1);
+  size_t to = 0;
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    if (nodes_[i].uses == 0 && !nodes_[i].op) continue;
+    if (i != to) nodes_[to] = std::move(nodes_[i]);
+    for (Edge& e : nodes_[to].inputs)
+      if (e.node >= 0) e.node = moved[static_cast<size_t>(e.node)];
+    if (nodes_[to].var) nodes_[to].var->node = static_cast<int>(to);
+    moved[i] = static_cast<int>(to++);
+  }
+  nodes_.erase(nodes_.begin() + static_cast<int64_t>(to), nodes_.end());
+  compact_at_ = std::max<size_t>(64, 2 * to);
 }
 
 }  // namespace ht

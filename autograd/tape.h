@@ -22,15 +22,16 @@ class Tape {
     std::vector<Edge> inputs;
     TensorSpec out;
     Device device;
-    int uses = 0;  // Vars and later nodes that refer to it; at 0 it is freed
+    VarState* var = nullptr;  // the Var that holds the output; null once that is gone
+    int uses = 0;             // that Var and later nodes that refer to it; at 0 it is freed
   };
 
   // This thread's tape, made when there is none. The thread refers to it weakly; the non-leaf Vars own it.
   static std::shared_ptr<Tape> current();
   static Edge edge_to(const Var& input);
 
-  // Appends a node, used by one Var; returns its index.
-  int record(std::unique_ptr<Op> op, std::vector<Edge> inputs, const Tensor& out);
+  // Appends the node that made `out` and tells it the index.
+  void record(std::unique_ptr<Op> op, std::vector<Edge> inputs, VarState& out);
   void backward(int root, Tensor seed, bool retain_graph);
   // A Var of this node is gone.
   void release(int node);
@@ -39,11 +40,15 @@ class Tape {
 
  private:
   void check_walk(int root) const;
+  void walk(int root, Tensor seed, bool retain_graph);
+  void sweep(int root);
   Grads run_node(Node& node, Tensor dy);
   void free_unused(int node);
   void trim();
+  void compact();
 
   std::vector<Node> nodes_;
+  size_t compact_at_ = 64;  // the size at which freed nodes are looked for next
 };
 
 // Adds a contribution to a gradient slot: the first is kept as it is, later ones make a half slot FP32 and add.

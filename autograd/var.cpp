@@ -101,7 +101,7 @@ Var apply(std::unique_ptr<Op> op, std::vector<Var> inputs) {
   edges.reserve(inputs.size());
   for (const Var& v : inputs) edges.push_back(Tape::edge_to(v));
   auto state = std::make_shared<VarState>(y, true);
-  state->node = tape->record(std::move(op), std::move(edges), y);
+  tape->record(std::move(op), std::move(edges), *state);
   state->tape = std::move(tape);
   return Var(std::move(state));
 }
