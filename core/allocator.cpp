@@ -107,12 +107,14 @@ CachingAllocator::Block* CachingAllocator::take_free(size_t size) {
 }
 
 CachingAllocator::Block* CachingAllocator::grow(size_t size, size_t asked) {
-  const size_t segment = kCache || device_.is_cuda() ? round_up(std::max(size, kSegment), kSegment) : size;
+  const bool cached = kCache || device_.is_cuda();
+  const size_t segment = cached ? round_up(std::max(size, kSegment), kSegment) : size;
+  const size_t bytes = cached ? segment : asked;  // exact without a cache, so that an overrun by one byte shows
   const auto within_limit = [&] { return !limit_ || stats_.reserved + segment <= limit_; };
-  void* p = within_limit() ? system_allocate(segment) : nullptr;
+  void* p = within_limit() ? system_allocate(bytes) : nullptr;
   if (!p) {  // give cached segments back, then try once more
     release_free_segments();
-    if (within_limit()) p = system_allocate(segment);
+    if (within_limit()) p = system_allocate(bytes);
   }
   if (!p) {
     const size_t available = system_available();
@@ -179,6 +181,7 @@ void CachingAllocator::empty_cache() {
 void CachingAllocator::set_limit(size_t bytes) {
   const std::lock_guard lock(mutex_);
   limit_ = bytes;
+  if (limit_ && stats_.reserved > limit_) release_free_segments();
 }
 
 MemoryStats memory_stats(Device device) { return allocator_of(device).stats(); }
