@@ -11,7 +11,7 @@
 namespace ht {
 
 namespace {
-constexpr int64_t kForwardRows = 128, kForwardDepth = 576;  // block of pixels x segment of the taps' channels
+constexpr int64_t kForwardRows = 256, kForwardDepth = 288;  // block of pixels x segment of the taps' channels
 constexpr int64_t kWgradRows = 256, kWgradCols = 256;
 constexpr int64_t kItems = 16;  // pieces of work to aim at, from the shape alone
 
