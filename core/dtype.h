@@ -43,10 +43,12 @@ HT_HD constexpr uint16_t half_bits(float value) {
   return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(aligned) - 0x3f000000u));
 }
 
+// Exact; a signalling NaN becomes quiet, as it does in the CPU's own conversion.
 HT_HD constexpr float half_value(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
   const uint32_t a = h & 0x7fffu;
-  if (a >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | ((a & 0x3ffu) << 13));
+  if (a > 0x7c00u) return std::bit_cast<float>(sign | 0x7fc00000u | ((a & 0x3ffu) << 13));
+  if (a == 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u);
   if (a >= 0x0400u) return std::bit_cast<float>(sign | ((a << 13) + 0x38000000u));
   const float subnormal = static_cast<float>(a) * 0x1p-24f;
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(subnormal));
