@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <limits>
 #include <ostream>
 
 #include "core/allocator.h"
@@ -23,6 +24,16 @@ struct Tensor::Storage {
 };
 
 namespace {
+// Towards zero; out of range gives the nearest limit and NaN gives 0.
+template <class To, class From>
+To to_integer(From v) {
+  using limits = std::numeric_limits<To>;
+  if (v != v) return 0;
+  if (v <= static_cast<From>(limits::min())) return limits::min();
+  if (v >= static_cast<From>(limits::max())) return limits::max();
+  return static_cast<To>(v);
+}
+
 // Converts one stored element to another type, through the wider floating type where one side is floating.
 template <class To, class From>
 To convert(From v) {
@@ -32,6 +43,8 @@ To convert(From v) {
     return convert<To>(static_cast<float>(v));
   } else if constexpr (std::is_same_v<To, Half> || std::is_same_v<To, BFloat16>) {
     return To(static_cast<float>(v));
+  } else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {
+    return to_integer<To>(v);
   } else {
     return static_cast<To>(v);
   }
@@ -138,7 +151,7 @@ Tensor Tensor::reshape(const std::vector<int64_t>& sizes) const {
   int open = -1;
   for (size_t i = 0; i < s.size(); ++i) {
     if (s[i] != -1) {
-      known *= s[i];
+      if (__builtin_mul_overflow(known, s[i], &known)) known = -1;  // fits nothing; view says so
       continue;
     }
     check(open < 0, "reshape: more than one size is -1 (", *this, ")");

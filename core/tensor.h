@@ -82,7 +82,8 @@ class Tensor {
   Tensor to(DType dtype) const;
   Tensor to(Device device) const;
 
-  // Writes; each raises the version. copy_ converts dtype and device; shapes must agree.
+  // Writes; each raises the version. copy_ converts dtype and device; shapes must agree. Floating to integer rounds
+  // towards zero, out of range gives the nearest limit, NaN gives 0.
   void copy_(const Tensor& from) const;
   void fill_(double value) const;
   void zero_() const;
