@@ -130,6 +130,7 @@ void Module::load_state_dict(const StateDict& state, bool strict) {
 }
 
 Var Module::register_parameter(std::string name, Tensor value, SpatialLayout spatial) {
+  if (value.rank() == 4) spatial = {value.dim(1), value.dim(2)};
   entries_.push_back({std::move(name), Var(std::move(value), true), spatial, false});
   return entries_.back().var;
 }

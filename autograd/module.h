@@ -14,7 +14,8 @@ namespace ht {
 
 using StateDict = std::map<std::string, Tensor>;
 
-// How a weight [out, h, w, c] is kept in files: as PyTorch's [out, c, h, w], flattened again when it is a matrix.
+// How a matrix [out, h w c] is kept in files: as PyTorch's [out, c h w]. A weight of rank 4, [out, h, w, c], always
+// becomes [out, c, h, w].
 struct SpatialLayout {
   int64_t h = 1, w = 1;
 };
