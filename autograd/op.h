@@ -79,9 +79,4 @@ class Saved {
   uint64_t version_ = 0;
 };
 
-// Ops registered by users, beside the built-in table of ops/registry.h. The info must outlive the program's use of it.
-// Throws Error when the name is taken.
-void register_op(const OpInfo& info);
-std::span<const OpInfo* const> user_ops();
-
 }  // namespace ht

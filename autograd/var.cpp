@@ -75,7 +75,7 @@ Var apply(std::unique_ptr<Op> op, std::vector<Var> inputs) {
   std::vector<Tensor> in;
   in.reserve(inputs.size());
   for (const Var& v : inputs) {
-    check(v.defined(), op->name(), ": input ", in.size(), " is undefined");
+    check(v.defined() && v.value().defined(), op->name(), ": input ", in.size(), " is undefined");
     in.push_back(v.value());
     check(in.back().device() == in.front().device(), op->name(), ": inputs are on two devices (",
           Named{"input 0", in.front()}, ", ", Named{str("input ", in.size() - 1), in.back()}, "); move one with to()");

@@ -57,5 +57,8 @@ HT_OPS(HT_DECLARE)
 std::vector<const OpInfo*> all_ops();
 // Throws Error on an unknown name.
 const OpInfo& find_op(std::string_view name);
+// Adds a user's op to the table, so that amp and the tools know it by name. `info` must outlive every use of the table.
+// Throws Error when the name is taken.
+void register_op(const OpInfo& info);
 
 }  // namespace ht
