@@ -4,8 +4,6 @@
 #include <cmath>
 #include <vector>
 
-#include "core/parallel.h"
-
 namespace ht::data {
 
 Tensor normalization_table(const Normalization& normalization, DType dtype) {
@@ -53,7 +51,7 @@ void augment_image(const uint8_t* from, T* to, const Augmentation& a, const T* t
 }  // namespace
 
 Tensor augment(const Tensor& images, std::span<const int32_t> indices, const AugmentOptions& options,
-               const Tensor& table, uint64_t seed, uint64_t epoch, bool parallel) {
+               const Tensor& table, uint64_t seed, uint64_t epoch) {
   check(images.defined() && images.dtype() == DType::u8 && images.rank() == 4 && images.dim(3) == 3,
         "augment: images must be u8 [n,h,w,3] (", Named{"images", images}, ")");
   check(table.defined() && table.shape() == Shape{3, 256}, "augment: the table must be [3,256] (",
@@ -71,15 +69,12 @@ Tensor augment(const Tensor& images, std::span<const int32_t> indices, const Aug
     const uint8_t* from = images.data<uint8_t>();
     const T* values = table.data<T>();
     T* to = batch.data<T>();
-    std::vector<int> columns(static_cast<size_t>(n) * static_cast<size_t>(w));
-    const auto part = [&](int64_t begin, int64_t end) {
-      for (int64_t k = begin; k < end; ++k) {
-        const int64_t index = indices[static_cast<size_t>(k)];
-        augment_image(from + index * image_size, to + k * image_size, augmentation(options, seed, epoch, index, h, w),
-                      values, h, w, columns.data() + k * w);
-      }
-    };
-    parallel ? parallel_for(n, 16, part) : part(0, n);
+    std::vector<int> column(static_cast<size_t>(w));
+    for (const int64_t index : indices) {
+      augment_image(from + index * image_size, to, augmentation(options, seed, epoch, index, h, w), values, h, w,
+                    column.data());
+      to += image_size;
+    }
   });
   return batch;
 }

@@ -26,15 +26,14 @@ struct Loader::State {
     return order;
   }
 
-  Batch make(std::span<const int32_t> order, LoaderPosition at, bool parallel) const {
+  Batch make(std::span<const int32_t> order, LoaderPosition at) const {
     const int64_t global = options.batch_size * options.world, first = at.step * global;
     const int64_t n = std::min(global, set.size() - first);
     const int64_t begin = first + n * options.rank / options.world,
                   end = first + n * (options.rank + 1) / options.world;
     const auto mine = order.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-    Batch batch{
-        augment(set.images, mine, options.augment, table, options.seed, static_cast<uint64_t>(at.epoch), parallel),
-        Tensor::empty({end - begin}, DType::i32)};
+    Batch batch{augment(set.images, mine, options.augment, table, options.seed, static_cast<uint64_t>(at.epoch)),
+                Tensor::empty({end - begin}, DType::i32)};
     const int32_t* labels = set.labels.data<int32_t>();
     int32_t* y = batch.y.data<int32_t>();
     for (const int32_t i : mine) *y++ = labels[i];
@@ -42,8 +41,7 @@ struct Loader::State {
   }
 };
 
-// One run from the position to the end of its epoch. The thread works serially, so that it never competes with the
-// training step for more than one core.
+// One run from the position to the end of its epoch.
 struct Loader::Iterator::Loop {
   std::shared_ptr<State> state;
   LoaderPosition next;  // that the consumer gets
@@ -77,7 +75,7 @@ struct Loader::Iterator::Loop {
       std::optional<Batch> batch;
       std::exception_ptr error;
       try {
-        batch = state->make(order, at, false);
+        batch = state->make(order, at);
       } catch (...) {
         error = std::current_exception();
       }
@@ -92,7 +90,7 @@ struct Loader::Iterator::Loop {
   }
 
   Batch take() {
-    if (!worker.joinable()) return state->make(order, next, true);
+    if (!worker.joinable()) return state->make(order, next);
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return !ready.empty() || failure; });
     if (ready.empty()) std::rethrow_exception(failure);
