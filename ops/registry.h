@@ -13,23 +13,30 @@
   X(add) \
   X(avg_pool2d) \
   X(batch_norm) \
+  X(binary_cross_entropy) \
+  X(binary_cross_entropy_with_logits) \
   X(cast) \
   X(cat) \
   X(clamp) \
   X(conv2d) \
+  X(cross_entropy) \
   X(div) \
   X(dropout) \
   X(exp) \
   X(flatten) \
   X(gelu) \
   X(global_avg_pool2d) \
+  X(l1_loss) \
   X(linear) \
   X(log) \
+  X(log_softmax) \
   X(matmul) \
   X(max_pool2d) \
   X(mean) \
+  X(mse_loss) \
   X(mul) \
   X(neg) \
+  X(nll_loss) \
   X(norm) \
   X(pow) \
   X(reciprocal) \
@@ -39,6 +46,8 @@
   X(scale) \
   X(sigmoid) \
   X(slice) \
+  X(smooth_l1_loss) \
+  X(softmax) \
   X(sqrt) \
   X(sub) \
   X(sum) \

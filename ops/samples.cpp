@@ -54,4 +54,24 @@ std::vector<Sample> binary_samples(Var (*f)(const Var&, const Var&), double low,
   return samples;
 }
 
+std::vector<Sample> axis_samples(Var (*f)(const Var&, int)) {
+  std::vector<Sample> samples;
+  uint64_t stream = 200;
+  for (const auto& [shape, axis] :
+       {std::pair{Shape{7}, 0}, std::pair{Shape{3, 5}, -1}, std::pair{Shape{3, 5}, 0}, std::pair{Shape{1, 4, 3}, 1},
+        std::pair{Shape{2, 3, 37}, 1}, std::pair{Shape{3, 1}, 1}, std::pair{Shape{0, 3}, 1}})
+    samples.push_back({str("x ", shape, " axis ", axis),
+                       {sample_signed(shape, stream++, 0.1, 3)},
+                       [f, axis = axis](std::span<const Var> in) { return f(in[0], axis); }});
+  return samples;
+}
+
+Tensor sample_labels(int64_t n, int64_t classes, uint64_t stream) {
+  const Tensor labels = Tensor::empty({n}, DType::i64);
+  const PhiloxStream draw{2026, stream};
+  for (int64_t i = 0; i < n; ++i)
+    labels.data<int64_t>()[i] = draw.below(static_cast<uint64_t>(i), static_cast<uint32_t>(classes));
+  return labels;
+}
+
 }  // namespace ht

@@ -16,4 +16,10 @@ std::vector<Sample> pointwise_samples(Var (*f)(const Var&), double low, double h
 // The standard pairs of shapes for two-input ops with broadcasting, and one Var used as both operands.
 std::vector<Sample> binary_samples(Var (*f)(const Var&, const Var&), double low, double high);
 
+// The standard cases of ops along an axis of a floating input: first, middle and last axes, odd sizes, sizes of 1.
+std::vector<Sample> axis_samples(Var (*f)(const Var&, int));
+
+// Labels [n] i64, uniform in [0, classes).
+Tensor sample_labels(int64_t n, int64_t classes, uint64_t stream);
+
 }  // namespace ht
