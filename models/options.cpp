@@ -1,0 +1,129 @@
+#include "models/options.h"
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+
+#include "core/error.h"
+#include "core/parallel.h"
+#include "models/program.h"
+#include "optim/schedule.h"
+
+namespace ht::models {
+
+namespace {
+constexpr const char* kRecipe = "Recipe";
+constexpr const char* kRun = "Run";
+constexpr const char* kReport = "Report";
+
+// What a flag that was not given becomes. On the CPU the generated set and a
+// narrow network are learnt in a minute or two; CIFAR-10 and CUDA take the real
+// network.
+void fill_defaults(const CLI::App& app, TrainOptions& o) {
+  const auto open = [&](const char* flag) { return app.count(flag) == 0; };
+  if (open("--device")) o.device = cuda_device_count() > 0 ? Device::cuda(0) : Device::cpu();
+  const bool generated = o.data.empty(), cpu = !o.device.is_cuda();
+  if (open("--epochs")) o.epochs = o.iterations > 0 ? o.iterations : generated ? 8 : 30;
+  if (open("--width")) o.width = cpu ? 0.25 : 1.0;
+  if (open("--batch-size")) o.batch_size = cpu ? 64 : 512;
+  if (open("--lr")) o.lr = cpu ? 0.05 : 0.2;
+  if (open("--augment")) o.augment = generated ? Augment::flip : Augment::crop;
+}
+}  // namespace
+
+std::string_view name_of(Augment a) {
+  constexpr std::string_view names[] = {"none", "flip", "crop", "full"};
+  return names[static_cast<int>(a)];
+}
+
+std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions& o) {
+  CLI::App app(
+      "Trains VGG16 on CIFAR-10, or on a generated set of ten classes "
+      "when no data is given.",
+      "train_vgg16");
+  app.set_version_flag("--version", version_text());
+  app.option_defaults()->always_capture_default(false);
+
+  std::string device;
+  app.add_option("--data", o.data, "folder of CIFAR-10's binary files (without it: a generated set)")
+      ->group(kRun)
+      ->type_name("DIR");
+  app.add_option("--device", device, "cpu, cuda or cuda:N (default: cuda if there is one)")
+      ->group(kRun)
+      ->type_name("NAME");
+  app.add_option("--threads", o.threads, "CPU threads (default: all cores)")->group(kRun);
+  app.add_option("--limit", o.limit, "use only the first N training images (0: all)")->group(kRun);
+  app.add_option("--seed", o.seed, "of initialisation, shuffling, augmentation, dropout (default 0)")->group(kRun);
+
+  app.add_option("--epochs", o.epochs, "passes over the training images")->group(kRecipe);
+  app.add_option("--iterations", o.iterations, "stop after N steps (0: no limit)")->group(kRecipe);
+  app.add_option("-b,--batch-size", o.batch_size, "images a step")->group(kRecipe);
+  app.add_option("--width", o.width, "of the network: every channel count times this")->group(kRecipe);
+  app.add_option("--lr,--learning-rate", o.lr, "learning rate, before the schedule")->group(kRecipe);
+  app.add_option("--momentum", o.momentum, "of SGD (default 0.9)")->group(kRecipe);
+  app.add_option("--weight-decay,--wd", o.weight_decay, "L2 penalty (default 5e-4)")->group(kRecipe);
+  app.add_flag("--nesterov,!--no-nesterov", o.nesterov, "Nesterov momentum (default on)")->group(kRecipe);
+  app.add_option("--schedule", o.schedule,
+                 "constant, cosine, step:30e:0.1, multistep:60e,80e, onecycle, "
+                 "triangular, warmup:5e+... (default cosine)")
+      ->group(kRecipe)
+      ->type_name("NAME[:...]");
+  app.add_option("--label-smoothing", o.label_smoothing, "in [0, 1) (default 0)")->group(kRecipe);
+  const std::map<std::string, Augment> augments{
+      {"none", Augment::none}, {"flip", Augment::flip}, {"crop", Augment::crop}, {"full", Augment::full}};
+  app.add_option("--augment", o.augment, "none, flip, crop (flip and pad-and-crop) or full (and cutout 8)")
+      ->transform(CLI::Transformer(augments))
+      ->check(CLI::IsMember({Augment::none, Augment::flip, Augment::crop, Augment::full}))
+      ->group(kRecipe)
+      ->type_name("KIND");
+  app.add_option("--cutout", o.cutout, "side of a square to erase (0: none)")->group(kRecipe);
+
+  app.add_option("--eval", o.eval_every, "epochs between evaluations (default 1; 0: only after the last)")
+      ->group(kReport);
+  app.add_flag("-e,--evaluate", o.evaluate_only, "evaluate once, train nothing")->group(kReport);
+  app.add_option("--log", o.log, "write a JSON line a step and an epoch")->group(kReport)->type_name("FILE");
+  app.add_option("-p,--print-freq", o.print_freq, "steps between lines (default 50)")->group(kReport);
+  app.add_flag("-q,--quiet", o.quiet, "only the first line, the epochs and the summary")->group(kReport);
+
+  if (const auto code = parse(app, argc, argv)) return code;
+  try {
+    if (!device.empty()) o.device = Device::parse(device);
+    fill_defaults(app, o);
+    validate(o);
+  } catch (const Error& e) {
+    std::cerr << app.get_name() << ": " << e.what() << "\nRun with --help for the options.\n";
+    return 2;
+  }
+  return std::nullopt;
+}
+
+void validate(const TrainOptions& o) {
+  const auto at_least = [](const char* flag, auto value, auto least) {
+    check(value >= least, flag, ": ", value, " is too small; use ", least, " or more");
+  };
+  const auto within = [](const char* flag, double value, double low, double high) {
+    check(value >= low && value < high, flag, ": ", value, " is not in [", low, ", ", high, ")");  // false for NaN too
+  };
+  const auto finite = [](const char* flag, double value) {
+    check(std::isfinite(value) && value >= 0, flag, ": ", value, " must be finite and not negative");
+  };
+  at_least("--epochs", o.epochs, 1);
+  at_least("--iterations", o.iterations, 0);
+  check(o.epochs <= 1'000'000 || o.iterations > 0, "--epochs: ", o.epochs, " is too large; use 1000000 or less");
+  check(o.iterations <= 100'000'000, "--iterations: ", o.iterations, " is too large; use 100000000 or less");
+  at_least("--batch-size", o.batch_size, 1);
+  at_least("--limit", o.limit, 0);
+  at_least("--threads", o.threads, 0);
+  at_least("--cutout", o.cutout, 0);
+  at_least("--eval", o.eval_every, 0);
+  at_least("--print-freq", o.print_freq, 1);
+  finite("--lr", o.lr);
+  finite("--weight-decay", o.weight_decay);
+  within("--momentum", o.momentum, 0, 1);
+  within("--label-smoothing", o.label_smoothing, 0, 1);
+  check(o.width > 0 && o.width <= 16, "--width: ", o.width, " must be in (0, 16]");
+  check(!o.nesterov || o.momentum > 0, "--nesterov: needs a momentum above 0; add --no-nesterov");
+  optim::parse_schedule(o.schedule, 1'000'000,
+                        1'000);  // throws on one that is unknown
+}
+
+}  // namespace ht::models

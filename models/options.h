@@ -1,0 +1,52 @@
+// The options of the training program, their defaults, their checks, and their
+// command line.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/device.h"
+
+namespace ht::models {
+
+enum class Augment : uint8_t { none, flip, crop, full };
+std::string_view name_of(Augment a);
+
+struct TrainOptions {
+  std::string data;    // folder of CIFAR-10's binary files; empty: the generated set
+  Device device;       // CUDA when there is one
+  int threads = 0;     // 0: the machine's cores, or OMP_NUM_THREADS
+  double width = 1.0;  // of vgg16
+  int64_t limit = 0;   // training images used; 0: all
+  Augment augment = Augment::crop;
+  int64_t cutout = 0;  // side of the erased square; 0: none
+
+  int64_t epochs = 30;
+  int64_t iterations = 0;  // stop after this many steps; 0: no such limit
+  int64_t batch_size = 128;
+  double lr = 0.05;
+  double momentum = 0.9;
+  double weight_decay = 5e-4;
+  bool nesterov = true;
+  std::string schedule = "cosine";  // see optim/schedule.h
+  double label_smoothing = 0;
+  uint64_t seed = 0;
+
+  int64_t eval_every = 1;  // epochs between evaluations; 0: only after the last
+  bool evaluate_only = false;
+  std::string log;          // JSON lines; empty: none
+  int64_t print_freq = 50;  // steps between lines (or refreshes of the bar)
+  bool quiet = false;       // epoch lines and the summary only
+};
+
+// Reads the command line into `options`; what it does not name takes the
+// defaults for its device and data. Gives the exit code when the program should
+// stop here: 0 after --help or --version, 2 after bad usage (told on stderr).
+std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions& options);
+
+// Throws Error naming the flag and the value when a number is out of range or
+// not finite.
+void validate(const TrainOptions& options);
+
+}  // namespace ht::models

@@ -1,0 +1,244 @@
+#include "models/report.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <cstdarg>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/allocator.h"
+#include "core/parallel.h"
+#include "models/program.h"
+
+namespace ht::models {
+
+namespace {
+using nlohmann::json;
+
+__attribute__((format(printf, 1, 2))) std::string format(const char* text, ...) {
+  char buffer[512];
+  va_list args;
+  va_start(args, text);
+  std::vsnprintf(buffer, sizeof buffer, text, args);
+  va_end(args);
+  return buffer;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::string clock_text(double seconds) {
+  const auto s = static_cast<int64_t>(std::max(seconds, 0.0));
+  return s >= 3600 ? format("%d:%02d:%02d", static_cast<int>(s / 3600), static_cast<int>(s / 60 % 60),
+                            static_cast<int>(s % 60))
+                   : format("%d:%02d", static_cast<int>(s / 60), static_cast<int>(s % 60));
+}
+
+size_t terminal_columns() {
+  winsize size{};
+  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+json evaluation_json(const std::optional<Evaluation>& e, const char* field) {
+  if (!e) return nullptr;
+  return std::string_view(field) == "loss" ? e->loss : e->accuracy;
+}
+}  // namespace
+
+// One object a line, flushed at once, so that a run that is killed leaves whole
+// lines.
+struct Reporter::Log {
+  explicit Log(const std::string& path) : file(path, std::ios::trunc) {
+    check(file.is_open(), "log: cannot write '", path, "'; does its folder exist, and may you write there? (--log)");
+  }
+  void write(const json& record) {
+    file << record.dump() << '\n' << std::flush;
+    check(file.good(), "log: a write failed; is the disk full? (--log)");
+  }
+  std::ofstream file;
+};
+
+int64_t count_correct(const Tensor& logits, const Tensor& labels) {
+  const Tensor z = logits.to(Device::cpu()).to(DType::f32), y = labels.to(Device::cpu()).to(DType::i64);
+  const int64_t n = z.dim(0), classes = z.dim(1);
+  int64_t correct = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const float* row = z.data<float>() + i * classes;
+    const float* best = std::max_element(row, row + classes);
+    correct += best - row == y.data<int64_t>()[i] && std::isfinite(*best);
+  }
+  return correct;
+}
+
+Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const optim::Optimizer& optimizer)
+    : options_(options), facts_(facts), optimizer_(optimizer), bar_(isatty(STDOUT_FILENO) && !options.quiet) {
+  if (!options.log.empty()) log_ = std::make_unique<Log>(options.log);
+  const int64_t per_epoch = std::max<int64_t>(facts.steps_per_epoch, 1);
+  epochs_total_ = (facts.total_steps + per_epoch - 1) / per_epoch;
+  print(str("train_vgg16 ", version(), " | ", options.device, ", ", num_threads(), " threads | f32 | ", facts.model,
+            ", ", facts.parameters, " parameters | data: ", facts.data, ", ", facts.train_images, " training and ",
+            facts.test_images, " test images"));
+  if (options.data.empty())
+    print(
+        "No --data given: these are generated drawings in CIFAR-10's format, "
+        "not CIFAR-10.");
+  if (!log_) return;
+  log_->write({{"type", "config"},
+               {"version", version()},
+               {"device", str(options.device)},
+               {"threads", num_threads()},
+               {"dtype", "f32"},
+               {"model", facts.model},
+               {"parameters", facts.parameters},
+               {"data", facts.data},
+               {"generated", options.data.empty()},
+               {"train_images", facts.train_images},
+               {"test_images", facts.test_images},
+               {"total_steps", facts.total_steps},
+               {"epochs", epochs_total_},
+               {"batch_size", options.batch_size},
+               {"lr", options.lr},
+               {"momentum", options.momentum},
+               {"nesterov", options.nesterov},
+               {"weight_decay", options.weight_decay},
+               {"schedule", options.schedule},
+               {"label_smoothing", options.label_smoothing},
+               {"augment", name_of(options.augment)},
+               {"cutout", options.cutout},
+               {"width", options.width},
+               {"seed", options.seed}});
+}
+
+Reporter::~Reporter() {
+  if (bar_drawn_) std::fputs("\n", stdout);
+}
+
+void Reporter::step(const Var& loss, const Var& logits, const Var& labels) {
+  pending_.push_back({++steps_, loss.value(), logits.value(), labels.value()});
+  const bool last = steps_ == facts_.total_steps || steps_ == (epochs_ + 1) * facts_.steps_per_epoch;
+  if (!options_.device.is_cuda() || last || steps_ % options_.print_freq == 0) read_pending();
+  if (!options_.quiet) show_progress();
+}
+
+void Reporter::read_pending() {
+  const std::vector<Pending> ready = std::exchange(pending_, {});
+  if (ready.empty()) return;
+  lr_ = optimizer_.lr();
+  for (const Pending& p : ready) {
+    const double loss = p.loss.item();
+    const int64_t n = p.logits.dim(0), correct = count_correct(p.logits, p.labels);
+    loss_sum_ += loss * static_cast<double>(n);
+    images_ += n;
+    correct_ += correct;
+    if (log_)
+      log_->write({{"type", "step"},
+                   {"step", p.step},
+                   {"epoch", epochs_ + 1},
+                   {"loss", loss},
+                   {"accuracy", static_cast<double>(correct) / static_cast<double>(n)},
+                   {"lr", lr_}});
+    if (std::isfinite(loss)) continue;
+    if (log_) log_->write({{"type", "summary"}, {"status", "diverged"}, {"steps", p.step}});
+    fail("step ", p.step, " (epoch ", epochs_ + 1, "): the loss is ", loss,
+         "; training has diverged, try a smaller --lr (", lr_, " now)");
+  }
+  images_per_second_ = static_cast<double>(images_) / std::max(seconds_since(epoch_start_), 1e-9);
+}
+
+void Reporter::show_progress() {
+  const int64_t in_epoch = steps_ - epochs_ * facts_.steps_per_epoch;
+  const int64_t of_epoch = std::min(facts_.steps_per_epoch, facts_.total_steps - epochs_ * facts_.steps_per_epoch);
+  const bool last = in_epoch == of_epoch;
+  if (images_ == 0) return;  // nothing was read yet
+  if (bar_ ? seconds_since(bar_time_) < 0.1 && !last : last || steps_ % options_.print_freq != 0) return;
+  const double rate = images_per_second_, images = static_cast<double>(images_);
+  const double left = static_cast<double>((facts_.total_steps - steps_) * options_.batch_size) / rate;
+  std::string line = format("epoch %d/%d ", static_cast<int>(epochs_ + 1), static_cast<int>(epochs_total_));
+  if (bar_) {
+    const auto filled = static_cast<size_t>(20 * in_epoch / of_epoch);
+    line += "[" + std::string(filled, '=') + std::string(20 - filled, '.') + "] ";
+  }
+  line += format("%d/%d  loss %.4f  train %.2f %%  %.0f images/s  lr %.5f  ETA %s", static_cast<int>(in_epoch),
+                 static_cast<int>(of_epoch), loss_sum_ / images, 100 * static_cast<double>(correct_) / images, rate,
+                 lr_, clock_text(left).c_str());
+  if (!bar_) return print(line);
+  const size_t columns = terminal_columns();
+  if (line.size() >= columns) line.resize(columns - 1);
+  std::printf("\r%s\x1b[K", line.c_str());
+  std::fflush(stdout);
+  bar_drawn_ = true;
+  bar_time_ = Clock::now();
+}
+
+void Reporter::evaluation(const Evaluation& test) {
+  if (test.images < facts_.test_images) return;
+  test_ = last_test_ = test;
+  if (test.accuracy > best_accuracy_) best_accuracy_ = test.accuracy, best_epoch_ = epochs_ + 1;
+}
+
+void Reporter::epoch() {
+  read_pending();
+  const std::optional<Evaluation> test = std::exchange(test_, std::nullopt);
+  const double seconds = seconds_since(epoch_start_), images = static_cast<double>(std::max<int64_t>(images_, 1));
+  const double loss = loss_sum_ / images, accuracy = static_cast<double>(correct_) / images;
+  const size_t peak = memory_stats(options_.device).peak;
+  ++epochs_;
+  std::string line = format("epoch %d/%d  loss %.4f  train %.2f %%", static_cast<int>(epochs_),
+                            static_cast<int>(epochs_total_), loss, 100 * accuracy);
+  if (test) line += format("  test %.2f %% (loss %.4f)", 100 * test->accuracy, test->loss);
+  print(line + format("  %.0f images/s  lr %.5f  peak %.0f MiB  %.1f s", images_per_second_, lr_,
+                      static_cast<double>(peak) / (1 << 20), seconds));
+  if (log_)
+    log_->write({{"type", "epoch"},
+                 {"epoch", epochs_},
+                 {"step", steps_},
+                 {"loss", loss},
+                 {"train_accuracy", accuracy},
+                 {"test_loss", evaluation_json(test, "loss")},
+                 {"test_accuracy", evaluation_json(test, "accuracy")},
+                 {"images_per_second", images_per_second_},
+                 {"lr", lr_},
+                 {"peak_memory_bytes", peak},
+                 {"seconds", seconds}});
+  loss_sum_ = 0;
+  images_ = correct_ = 0;
+  epoch_start_ = Clock::now();
+}
+
+int Reporter::finish(int stop_signal) {
+  read_pending();
+  const double seconds = seconds_since(run_start_);
+  std::string line = stop_signal == 0
+                         ? "finished: "
+                         : str("stopped by ", stop_signal == SIGTERM ? "SIGTERM" : "Ctrl-C", " after a whole step: ");
+  line +=
+      format("%d steps, %.1f epochs, %.1f s", static_cast<int>(steps_),
+             static_cast<double>(steps_) / static_cast<double>(std::max<int64_t>(facts_.steps_per_epoch, 1)), seconds);
+  line += last_test_ ? format("; test accuracy %.2f %%, best %.2f %% (epoch %d)", 100 * last_test_->accuracy,
+                              100 * best_accuracy_, static_cast<int>(best_epoch_))
+                     : "; not evaluated";
+  print(line);
+  if (log_)
+    log_->write({{"type", "summary"},
+                 {"status", stop_signal == 0 ? "finished" : "interrupted"},
+                 {"steps", steps_},
+                 {"epochs", epochs_},
+                 {"test_loss", evaluation_json(last_test_, "loss")},
+                 {"test_accuracy", evaluation_json(last_test_, "accuracy")},
+                 {"best_test_accuracy", last_test_ ? json(best_accuracy_) : json()},
+                 {"peak_memory_bytes", memory_stats(options_.device).peak},
+                 {"seconds", seconds}});
+  return stop_signal == 0 ? 0 : 128 + stop_signal;
+}
+
+void Reporter::print(const std::string& line) {
+  std::printf("%s%s\n", std::exchange(bar_drawn_, false) ? "\r\x1b[K" : "", line.c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace ht::models

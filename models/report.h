@@ -1,0 +1,85 @@
+// What a training run tells: lines or a progress bar on stdout, JSON lines in a
+// file.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/options.h"
+#include "optim/optimizer.h"
+
+namespace ht::models {
+
+struct Evaluation {
+  double loss = 0;      // mean over the images
+  double accuracy = 0;  // in [0, 1]
+  int64_t images = 0;
+};
+
+// How many rows of logits [n, classes] have their largest value at the label.
+// Waits for the device.
+int64_t count_correct(const Tensor& logits, const Tensor& labels);
+
+struct RunFacts {
+  std::string model;  // "vgg16 width 0.25"
+  std::string data;   // where the images come from
+  int64_t parameters = 0, train_images = 0, test_images = 0;
+  int64_t steps_per_epoch = 0, total_steps = 0;
+};
+
+class Reporter {
+ public:
+  // Opens the log (throws Error when it cannot be written), then prints the
+  // first line. Reads the rate of `optimizer`.
+  Reporter(const TrainOptions& options, const RunFacts& facts, const optim::Optimizer& optimizer);
+  ~Reporter();
+
+  // In each step, before the optimizer moves the weights. Keeps handles only;
+  // the values are read every print_freq steps and at an epoch's end (on the
+  // CPU: at once), so that a step on CUDA does not wait. Throws Error naming
+  // the step when a loss that it reads is not finite.
+  void step(const Var& loss, const Var& logits, const Var& labels);
+  // An evaluation, before epoch(). One that a signal cut short is dropped.
+  void evaluation(const Evaluation& test);
+  // After each epoch, or what was done of it.
+  void epoch();
+  // The summary. `stop_signal` 0: the run reached its end. Gives the exit code:
+  // 0, or 128 + signal.
+  int finish(int stop_signal);
+
+  int64_t steps() const { return steps_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Log;
+  struct Pending {
+    int64_t step;
+    Tensor loss, logits, labels;
+  };
+  void read_pending();
+  void show_progress();
+  void print(const std::string& line);
+
+  TrainOptions options_;
+  RunFacts facts_;
+  const optim::Optimizer& optimizer_;
+  std::unique_ptr<Log> log_;  // none without --log
+  bool bar_ = false;          // stdout is a terminal
+  bool bar_drawn_ = false;
+
+  std::vector<Pending> pending_;
+  int64_t steps_ = 0, epochs_ = 0, epochs_total_ = 0;
+  double lr_ = 0, images_per_second_ = 0;
+  double loss_sum_ = 0;  // of this epoch's images
+  int64_t images_ = 0, correct_ = 0;
+  std::optional<Evaluation> test_, last_test_;  // of this epoch; the newest
+  double best_accuracy_ = -1;
+  int64_t best_epoch_ = 0;
+  Clock::time_point run_start_ = Clock::now(), epoch_start_ = run_start_, bar_time_{};
+};
+
+}  // namespace ht::models

@@ -1,0 +1,75 @@
+// Trains VGG16 on CIFAR-10: the whole of it, in reading order. Options, reports
+// and evaluation are in models/options.*, models/report.* and models/trainer.*;
+// the loop is here.
+#include "halftone.h"
+
+namespace {
+
+using namespace ht;
+
+int run(int argc, const char* const* argv) {
+  models::TrainOptions options;
+  if (const auto exit_code = models::parse_options(argc, argv, options)) return *exit_code;
+  if (options.threads > 0) set_num_threads(options.threads);
+  Context::of(options.device);  // throws here when the device is not there
+
+  // The data: bytes in memory; the loader shuffles, augments and normalises
+  // them on a thread of its own.
+  data::TrainTest sets = models::load_data(options);
+  data::Loader train(sets.train, models::train_loader_options(options));
+  data::Loader test(sets.test, models::test_loader_options(options));
+
+  // The network. One seed fixes its first weights, the order of the images and
+  // their augmentation.
+  manual_seed(options.seed);
+  nn::Sequential model = models::vgg16({.classes = sets.train.classes(), .width = options.width});
+  model.to(options.device);
+
+  // The optimizer and its learning rate as a function of the step.
+  const int64_t steps = models::total_steps(options, train.steps_per_epoch());
+  optim::Sgd sgd(model.parameters(), {.lr = options.lr,
+                                      .momentum = options.momentum,
+                                      .nesterov = options.nesterov,
+                                      .weight_decay = options.weight_decay});
+  sgd.set_schedule(optim::parse_schedule(options.schedule, steps, train.steps_per_epoch()), steps);
+
+  models::Reporter report(options,
+                          {.model = str("vgg16 width ", options.width),
+                           .data = sets.train.source,
+                           .parameters = model.parameter_count(),
+                           .train_images = sets.train.size(),
+                           .test_images = sets.test.size(),
+                           .steps_per_epoch = train.steps_per_epoch(),
+                           .total_steps = steps},
+                          sgd);
+  const models::StopSignals stop;  // Ctrl-C: finish the step, then sum up
+  const auto stopped = [&] { return bool(stop); };
+  if (options.evaluate_only) {
+    report.evaluation(models::evaluate(model, test, stopped));
+    return report.finish(stop.received());
+  }
+
+  for (int64_t epoch = 1; report.steps() < steps && !stop; ++epoch) {
+    model.train();
+    for (const auto& [x, y] : train) {  // x [n, 32, 32, 3], y [n]
+      sgd.zero_grad();
+      const Var logits = model(x);  // [n, classes]
+      const Var loss = cross_entropy(logits, y, {.label_smoothing = options.label_smoothing});
+      loss.backward();
+      report.step(loss, logits,
+                  y);  // before the update: a loss that is not finite stops the run here
+      sgd.step();
+      if (report.steps() == steps || stop) break;
+    }
+    const bool due = options.eval_every > 0 && epoch % options.eval_every == 0;
+    if (!stop && (due || report.steps() == steps)) report.evaluation(models::evaluate(model, test, stopped));
+    report.epoch();
+  }
+  return report.finish(stop.received());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return ht::models::run_program("train_vgg16", [&] { return run(argc, argv); });
+}
