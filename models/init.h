@@ -1,16 +1,13 @@
-// Initialisation of weights in place, with PyTorch's names and formulas.
-// Weights are [out, in] or [out, kh, kw, in]. Each call draws one Philox stream
-// from this thread's CPU generator (ht::manual_seed), so that the same seed and
-// the same order of construction give the same numbers on every machine, thread
-// count and device.
+// Initialisation of weights in place, with PyTorch's names and formulas. Weights are [out, in] or [out, kh, kw, in].
+// Each call draws one Philox stream from this thread's CPU generator (ht::manual_seed), so that the same seed and the
+// same order of construction give the same numbers on every machine, thread count and device.
 #pragma once
 
 #include "core/tensor.h"
 
 namespace ht::nn {
 
-// Connections of one unit: in = numel / out, out = out * kh * kw. Throws Error
-// below rank 2.
+// Connections of one unit: in = numel / out, out = out * kh * kw. Throws Error below rank 2.
 int64_t fan_in(const Tensor& weight);
 int64_t fan_out(const Tensor& weight);
 
@@ -22,8 +19,7 @@ struct KaimingOptions {
   Fan fan = Fan::in;  // in keeps the scale of activations, out that of gradients
   double a = 0;       // slope of the leaky ReLU that follows; 0 for ReLU
 };
-// He et al., "Delving deep into rectifiers" (2015): std = sqrt(2 / (1 + a^2) /
-// fan); the uniform bound is sqrt(3) std.
+// He et al., "Delving deep into rectifiers" (2015): std = sqrt(2 / (1 + a^2) / fan); the uniform bound is sqrt(3) std.
 void kaiming_normal_(const Tensor& weight, const KaimingOptions& options = {});
 void kaiming_uniform_(const Tensor& weight, const KaimingOptions& options = {});
 // Glorot and Bengio (2010): std = gain sqrt(2 / (fan_in + fan_out)).

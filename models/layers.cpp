@@ -8,8 +8,7 @@
 namespace ht::nn {
 
 namespace {
-// PyTorch's default for weights: kaiming_uniform_ with a = sqrt(5), which is
-// uniform in +-1 / sqrt(fan_in).
+// PyTorch's default for weights: kaiming_uniform_ with a = sqrt(5), which is uniform in +-1 / sqrt(fan_in).
 Tensor default_weight(const Shape& shape) {
   const Tensor t = Tensor::empty(shape);
   kaiming_uniform_(t, {.a = std::sqrt(5.0)});

@@ -1,8 +1,6 @@
-// The layers: Modules that hold the parameters of an op. Names, defaults,
-// state_dict names and initialisation are PyTorch's; images are NHWC and
-// convolution weights [out, kh, kw, in] (files hold PyTorch's order, see
-// Module). Parameters are public, as `layer.weight`. Constructors throw Error
-// on sizes that make no sense.
+// The layers: Modules that hold the parameters of an op. Names, defaults, state_dict names and initialisation are
+// PyTorch's; images are NHWC and convolution weights [out, kh, kw, in] (files hold PyTorch's order, see Module).
+// Parameters are public, as `layer.weight`. Constructors throw Error on sizes that make no sense.
 #pragma once
 
 #include "autograd/module.h"
@@ -14,8 +12,7 @@ struct ConvOptions {
   int64_t stride = 1, padding = 0, dilation = 1;
   bool bias = true;
 };
-// [n, h, w, in] -> [n, oh, ow, out]. Weight and bias start uniform in +-1 /
-// sqrt(in * kernel^2).
+// [n, h, w, in] -> [n, oh, ow, out]. Weight and bias start uniform in +-1 / sqrt(in * kernel^2).
 class Conv2d : public Module {
  public:
   Conv2d(int64_t in, int64_t out, int64_t kernel, const ConvOptions& options = {});
@@ -31,8 +28,8 @@ class Conv2d : public Module {
 
 struct LinearOptions {
   bool bias = true;
-  // Set for the first Linear after a Flatten of a map [n, h, w, c] larger than
-  // 1x1: files then keep its columns in PyTorch's order (c, h, w).
+  // Set for the first Linear after a Flatten of a map [n, h, w, c] larger than 1x1: files then keep its columns in
+  // PyTorch's order (c, h, w).
   SpatialLayout spatial = {};
 };
 // [..., in] -> [..., out]. Weight and bias start uniform in +-1 / sqrt(in).
@@ -50,8 +47,7 @@ struct NormOptions {
   double eps = 1e-5;
   double momentum = 0.1;  // weight of the newest batch in the running statistics
 };
-// Normalises each channel over all other axes: [n, h, w, c]. Evaluation uses
-// the running statistics.
+// Normalises each channel over all other axes: [n, h, w, c]. Evaluation uses the running statistics.
 class BatchNorm2d : public Module {
  public:
   explicit BatchNorm2d(int64_t channels, const NormOptions& options = {});
@@ -124,8 +120,7 @@ class GlobalAvgPool2d : public Module {
   std::string describe() const override { return "GlobalAvgPool2d()"; }
 };
 
-// Zeroes elements with probability p while training, by a fresh stream each
-// call.
+// Zeroes elements with probability p while training, by a fresh stream each call.
 class Dropout : public Module {
  public:
   explicit Dropout(double p = 0.5);
@@ -136,8 +131,7 @@ class Dropout : public Module {
   double p_;
 };
 
-// [n, h, w, c] -> [n, h * w * c]: a view, in NHWC order (see
-// LinearOptions::spatial).
+// [n, h, w, c] -> [n, h * w * c]: a view, in NHWC order (see LinearOptions::spatial).
 class Flatten : public Module {
  public:
   explicit Flatten(int start_axis = 1) : start_axis_(start_axis) {}

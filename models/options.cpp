@@ -15,9 +15,8 @@ constexpr const char* kRecipe = "Recipe";
 constexpr const char* kRun = "Run";
 constexpr const char* kReport = "Report";
 
-// What a flag that was not given becomes. On the CPU the generated set and a
-// narrow network are learnt in a minute or two; CIFAR-10 and CUDA take the real
-// network.
+// What a flag that was not given becomes. On the CPU the generated set and a narrow network are learnt in a minute or
+// two; CIFAR-10 and CUDA take the real network.
 void fill_defaults(const CLI::App& app, TrainOptions& o) {
   const auto open = [&](const char* flag) { return app.count(flag) == 0; };
   if (open("--device")) o.device = cuda_device_count() > 0 ? Device::cuda(0) : Device::cpu();
@@ -36,10 +35,7 @@ std::string_view name_of(Augment a) {
 }
 
 std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions& o) {
-  CLI::App app(
-      "Trains VGG16 on CIFAR-10, or on a generated set of ten classes "
-      "when no data is given.",
-      "train_vgg16");
+  CLI::App app("Trains VGG16 on CIFAR-10, or on a generated set of ten classes when no data is given.", "train_vgg16");
   app.set_version_flag("--version", version_text());
   app.option_defaults()->always_capture_default(false);
 
@@ -62,17 +58,16 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   app.add_option("--momentum", o.momentum, "of SGD (default 0.9)")->group(kRecipe);
   app.add_option("--weight-decay,--wd", o.weight_decay, "L2 penalty (default 5e-4)")->group(kRecipe);
   app.add_flag("--nesterov,!--no-nesterov", o.nesterov, "Nesterov momentum (default on)")->group(kRecipe);
-  app.add_option("--schedule", o.schedule,
-                 "constant, cosine, step:30e:0.1, multistep:60e,80e, onecycle, "
-                 "triangular, warmup:5e+... (default cosine)")
+  app.add_option(
+         "--schedule", o.schedule,
+         "constant, cosine, step:30e:0.1, multistep:60e,80e, onecycle, triangular, warmup:5e+... (default cosine)")
       ->group(kRecipe)
       ->type_name("NAME[:...]");
   app.add_option("--label-smoothing", o.label_smoothing, "in [0, 1) (default 0)")->group(kRecipe);
   const std::map<std::string, Augment> augments{
       {"none", Augment::none}, {"flip", Augment::flip}, {"crop", Augment::crop}, {"full", Augment::full}};
   app.add_option("--augment", o.augment, "none, flip, crop (flip and pad-and-crop) or full (and cutout 8)")
-      ->transform(CLI::Transformer(augments))
-      ->check(CLI::IsMember({Augment::none, Augment::flip, Augment::crop, Augment::full}))
+      ->transform(CLI::CheckedTransformer(augments))
       ->group(kRecipe)
       ->type_name("KIND");
   app.add_option("--cutout", o.cutout, "side of a square to erase (0: none)")->group(kRecipe);

@@ -1,5 +1,4 @@
-// The options of the training program, their defaults, their checks, and their
-// command line.
+// The options of the training program, their defaults, their checks, and their command line.
 #pragma once
 
 #include <cstdint>
@@ -40,13 +39,11 @@ struct TrainOptions {
   bool quiet = false;       // epoch lines and the summary only
 };
 
-// Reads the command line into `options`; what it does not name takes the
-// defaults for its device and data. Gives the exit code when the program should
-// stop here: 0 after --help or --version, 2 after bad usage (told on stderr).
+// Reads the command line into `options`; what it does not name takes the defaults for its device and data. Gives the
+// exit code when the program should stop here: 0 after --help or --version, 2 after bad usage (told on stderr).
 std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions& options);
 
-// Throws Error naming the flag and the value when a number is out of range or
-// not finite.
+// Throws Error naming the flag and the value when a number is out of range or not finite.
 void validate(const TrainOptions& options);
 
 }  // namespace ht::models

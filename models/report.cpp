@@ -50,8 +50,7 @@ json evaluation_json(const std::optional<Evaluation>& e, const char* field) {
 }
 }  // namespace
 
-// One object a line, flushed at once, so that a run that is killed leaves whole
-// lines.
+// One object a line, flushed at once, so that a run that is killed leaves whole lines.
 struct Reporter::Log {
   explicit Log(const std::string& path) : file(path, std::ios::trunc) {
     check(file.is_open(), "log: cannot write '", path, "'; does its folder exist, and may you write there? (--log)");
@@ -83,10 +82,7 @@ Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const opt
   print(str("train_vgg16 ", version(), " | ", options.device, ", ", num_threads(), " threads | f32 | ", facts.model,
             ", ", facts.parameters, " parameters | data: ", facts.data, ", ", facts.train_images, " training and ",
             facts.test_images, " test images"));
-  if (options.data.empty())
-    print(
-        "No --data given: these are generated drawings in CIFAR-10's format, "
-        "not CIFAR-10.");
+  if (options.data.empty()) print("No --data given: these are generated drawings in CIFAR-10's format, not CIFAR-10.");
   if (!log_) return;
   log_->write({{"type", "config"},
                {"version", version()},

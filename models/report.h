@@ -1,5 +1,4 @@
-// What a training run tells: lines or a progress bar on stdout, JSON lines in a
-// file.
+// What a training run tells: lines or a progress bar on stdout, JSON lines in a file.
 #pragma once
 
 #include <chrono>
@@ -20,8 +19,7 @@ struct Evaluation {
   int64_t images = 0;
 };
 
-// How many rows of logits [n, classes] have their largest value at the label.
-// Waits for the device.
+// How many rows of logits [n, classes] have their largest value at the label. Waits for the device.
 int64_t count_correct(const Tensor& logits, const Tensor& labels);
 
 struct RunFacts {
@@ -33,22 +31,19 @@ struct RunFacts {
 
 class Reporter {
  public:
-  // Opens the log (throws Error when it cannot be written), then prints the
-  // first line. Reads the rate of `optimizer`.
+  // Opens the log (throws Error when it cannot be written), then prints the first line. Reads the rate of `optimizer`.
   Reporter(const TrainOptions& options, const RunFacts& facts, const optim::Optimizer& optimizer);
   ~Reporter();
 
-  // In each step, before the optimizer moves the weights. Keeps handles only;
-  // the values are read every print_freq steps and at an epoch's end (on the
-  // CPU: at once), so that a step on CUDA does not wait. Throws Error naming
-  // the step when a loss that it reads is not finite.
+  // In each step, before the optimizer moves the weights. Keeps handles only; the values are read every print_freq
+  // steps and at an epoch's end (on the CPU: at once), so that a step on CUDA does not wait. Throws Error naming the
+  // step when a loss that it reads is not finite.
   void step(const Var& loss, const Var& logits, const Var& labels);
   // An evaluation, before epoch(). One that a signal cut short is dropped.
   void evaluation(const Evaluation& test);
   // After each epoch, or what was done of it.
   void epoch();
-  // The summary. `stop_signal` 0: the run reached its end. Gives the exit code:
-  // 0, or 128 + signal.
+  // The summary. `stop_signal` 0: the run reached its end. Gives the exit code: 0, or 128 + signal.
   int finish(int stop_signal);
 
   int64_t steps() const { return steps_; }

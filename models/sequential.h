@@ -11,14 +11,13 @@ class Sequential : public Module {
  public:
   Sequential() = default;
 
-  // Makes an M from `args` as the next child and returns it:
-  // `net.add<Linear>(784, 10)`.
+  // Makes an M from `args` as the next child and returns it: `net.add<Linear>(784, 10)`.
   template <class M, class... Args>
   M& add(Args&&... args) {
     return append(M(std::forward<Args>(args)...));
   }
-  // Moves a ready module in; without a name it is called by its number. Throws
-  // Error on a name that is empty, taken, or has a dot.
+  // Moves a ready module in; without a name it is called by its number. Throws Error on a name that is empty, taken, or
+  // has a dot.
   template <class M>
   M& append(M module, std::string name = {}) {
     return register_module(free_name(std::move(name)), std::move(module));

@@ -1,6 +1,5 @@
-// Trains VGG16 on CIFAR-10: the whole of it, in reading order. Options, reports
-// and evaluation are in models/options.*, models/report.* and models/trainer.*;
-// the loop is here.
+// Trains VGG16 on CIFAR-10: the whole of it, in reading order. Options, reports and evaluation are in models/options.*,
+// models/report.* and models/trainer.*; the loop is here.
 #include "halftone.h"
 
 namespace {
@@ -13,14 +12,12 @@ int run(int argc, const char* const* argv) {
   if (options.threads > 0) set_num_threads(options.threads);
   Context::of(options.device);  // throws here when the device is not there
 
-  // The data: bytes in memory; the loader shuffles, augments and normalises
-  // them on a thread of its own.
+  // The data: bytes in memory; the loader shuffles, augments and normalises them on a thread of its own.
   data::TrainTest sets = models::load_data(options);
   data::Loader train(sets.train, models::train_loader_options(options));
   data::Loader test(sets.test, models::test_loader_options(options));
 
-  // The network. One seed fixes its first weights, the order of the images and
-  // their augmentation.
+  // The network. One seed fixes its first weights, the order of the images and their augmentation.
   manual_seed(options.seed);
   nn::Sequential model = models::vgg16({.classes = sets.train.classes(), .width = options.width});
   model.to(options.device);

@@ -1,0 +1,231 @@
+// Runs the built programs as a person would: bad flags, bad data, Ctrl-C, the log, the same seed twice.
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+fs::path program(const std::string& name) { return fs::read_symlink("/proc/self/exe").parent_path() / "bin" / name; }
+
+// A folder that goes away with the test.
+struct Folder {
+  fs::path path = fs::temp_directory_path() / ("halftone_test_cli_" + std::to_string(getpid()));
+  Folder() { fs::create_directories(path); }
+  ~Folder() { fs::remove_all(path); }
+  std::string operator/(const std::string& name) const { return (path / name).string(); }
+};
+
+std::string read(const fs::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+struct Result {
+  int code = -1;
+  std::string out, err;
+};
+
+class Process {
+ public:
+  Process(const fs::path& exe, std::vector<std::string> args, const Folder& folder)
+      : out_(folder / "stdout"), err_(folder / "stderr") {
+    args.insert(args.begin(), exe.string());
+    std::vector<char*> argv;
+    for (std::string& a : args) argv.push_back(a.data());
+    argv.push_back(nullptr);
+    pid_ = fork();
+    if (pid_ == 0) {
+      const auto redirect = [](const std::string& path, int to) {
+        dup2(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), to);
+      };
+      redirect(out_, STDOUT_FILENO);
+      redirect(err_, STDERR_FILENO);
+      execv(argv[0], argv.data());
+      _exit(127);
+    }
+  }
+  void signal(int number) const { kill(pid_, number); }
+  std::string out() const { return read(out_); }
+  Result wait() const {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), read(out_), read(err_)};
+  }
+
+ private:
+  std::string out_, err_;
+  pid_t pid_ = -1;
+};
+
+Result train(const Folder& folder, std::vector<std::string> args) {
+  return Process(program("train_vgg16"), std::move(args), folder).wait();
+}
+
+// A run of a second or so.
+std::vector<std::string> small(std::vector<std::string> more) {
+  std::vector<std::string> args{"--device",     "cpu", "--width", "0.05", "-b", "8",
+                                "--iterations", "6",   "--limit", "32",   "-p", "2"};
+  args.insert(args.end(), more.begin(), more.end());
+  return args;
+}
+
+std::vector<json> read_log(const std::string& path) {
+  std::ifstream in(path);
+  std::vector<json> out;
+  for (std::string line; std::getline(in, line);) out.push_back(json::parse(line));
+  return out;
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+}  // namespace
+
+TEST_CASE("--help and --version") {
+  const Folder folder;
+  Result r = train(folder, {"--version"});
+  CHECK(r.code == 0);
+  CHECK(contains(r.out, "halftone 0."));
+  r = train(folder, {"--help"});
+  CHECK(r.code == 0);
+  for (const char* flag :
+       {"--data", "--epochs", "--iterations", "--batch-size", "--lr", "--schedule", "--log", "--quiet"})
+    CHECK(contains(r.out, flag));
+}
+
+TEST_CASE("bad usage: code 2, the reason on stderr, nothing on stdout, no log") {
+  const Folder folder;
+  const std::string log = folder / "log.jsonl";
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
+      {{"--frobnicate"}, "--frobnicate"},    {{"--lr", "nan"}, "--lr: nan must be finite"},
+      {{"--lr", "-1"}, "--lr: -1 must be"},  {{"--batch-size", "0"}, "--batch-size: 0 is too small"},
+      {{"--schedule", "bogus"}, "schedule"}, {{"--device", "gpu"}, "device: 'gpu' is unknown"}};
+  for (auto [args, reason] : cases) {
+    args.insert(args.end(), {"--log", log});
+    const Result r = train(folder, args);
+    CHECK(r.code == 2);
+    CHECK(r.out == "");
+    CHECK_MESSAGE(contains(r.err, reason), r.err);
+    CHECK(!fs::exists(log));
+  }
+}
+
+TEST_CASE("bad data, log and batch: code 1, the reason, nothing else") {
+  const Folder folder;
+  fs::create_directories(folder / "empty");
+  const std::string log = folder / "log.jsonl";
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
+      {{"--data", folder / "missing", "--log", log}, "missing"},
+      {{"--data", folder / "empty", "--log", log}, "data_batch_1.bin"},
+      {{"--log", folder / "no/such/folder/log.jsonl"}, "log: cannot write"},
+      {{"--log", folder.path.string()}, "log: cannot write"},
+      {{"--limit", "10", "-b", "11", "--log", log}, "--batch-size: 11 is larger than the training set of 10"}};
+  for (auto [args, reason] : cases) {
+    args.insert(args.end(), {"--device", "cpu", "--width", "0.05"});
+    const Result r = train(folder, args);
+    CHECK(r.code == 1);
+    CHECK(r.out == "");
+    CHECK_MESSAGE(contains(r.err, "train_vgg16: error: "), r.err);
+    CHECK_MESSAGE(contains(r.err, reason), r.err);
+    CHECK(!fs::exists(log));
+  }
+}
+
+TEST_CASE("a run: first line, steps, epochs, summary; the log says the same") {
+  const Folder folder;
+  const std::string log = folder / "log.jsonl";
+  const Result r = train(folder, small({"--log", log}));
+  CHECK_MESSAGE(r.code == 0, r.err);
+  CHECK(r.err == "");
+  const std::string first = r.out.substr(0, r.out.find('\n'));
+  for (const char* part : {"train_vgg16 0.", "cpu", "f32", "vgg16 width 0.05", "parameters", "32 training"})
+    CHECK_MESSAGE(contains(first, part), first);
+  CHECK(contains(r.out, "not CIFAR-10"));
+  CHECK(contains(r.out, "epoch 2/2"));
+  CHECK(contains(r.out, "finished: 6 steps"));
+  CHECK(!contains(r.out, "\r"));  // no bar when stdout is a file
+
+  const std::vector<json> lines = read_log(log);
+  REQUIRE(lines.size() == 1 + 6 + 2 + 1);
+  CHECK(lines[0]["type"] == "config");
+  CHECK(lines[0]["generated"] == true);
+  CHECK(lines[1]["step"] == 1);
+  CHECK(lines[5]["type"] == "epoch");
+  CHECK(lines[5]["test_accuracy"].is_number());
+  CHECK(lines.back()["type"] == "summary");
+  CHECK(lines.back()["status"] == "finished");
+  CHECK(lines.back()["steps"] == 6);
+
+  const Result quiet = train(folder, small({"--quiet"}));
+  CHECK(!contains(quiet.out, "ETA"));
+  CHECK(contains(quiet.out, "finished: 6 steps"));
+  const Result only = train(folder, small({"--evaluate"}));
+  CHECK(only.code == 0);
+  CHECK(contains(only.out, "test accuracy"));
+}
+
+TEST_CASE("the same seed twice gives the same losses, another seed others") {
+  const Folder folder;
+  const auto losses = [&](const std::string& seed) {
+    const std::string log = folder / "log.jsonl";
+    CHECK(train(folder, small({"--seed", seed, "--augment", "full", "--eval", "0", "--log", log})).code == 0);
+    std::vector<double> out;
+    for (const json& line : read_log(log))
+      if (line["type"] == "step") out.push_back(line["loss"]);
+    return out;
+  };
+  const auto a = losses("5"), b = losses("5"), c = losses("6");
+  CHECK(a.size() == 6);
+  CHECK(a == b);
+  CHECK(a != c);
+}
+
+TEST_CASE("Ctrl-C and SIGTERM end after the step with a summary and whole lines") {
+  for (const int number : {SIGINT, SIGTERM}) {
+    const Folder folder;
+    const std::string log = folder / "log.jsonl";
+    const Process run(program("train_vgg16"), small({"--iterations", "1000000", "--eval", "0", "--log", log}), folder);
+    for (int i = 0; i < 600 && !contains(read(log), "\"step\":3"); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    run.signal(number);
+    const Result r = run.wait();
+    CHECK(r.code == 128 + number);
+    CHECK(contains(r.out, "stopped by"));
+    const std::vector<json> lines = read_log(log);
+    REQUIRE(lines.size() >= 4);
+    CHECK(lines.back()["type"] == "summary");
+    CHECK(lines.back()["status"] == "interrupted");
+    CHECK(lines[lines.size() - 2]["type"] == "epoch");
+  }
+}
+
+TEST_CASE("a learning rate beyond reason: the run says where it diverged") {
+  const Folder folder;
+  const Result r = train(folder, small({"--lr", "1e30", "--iterations", "50", "--schedule", "constant"}));
+  CHECK(r.code == 1);
+  CHECK_MESSAGE(contains(r.err, "training has diverged"), r.err);
+}
+
+TEST_CASE("halftone ops prints every op with its tag") {
+  const Folder folder;
+  Result r = Process(program("halftone"), {"ops"}, folder).wait();
+  CHECK(r.code == 0);
+  CHECK(contains(r.out, "conv2d"));
+  CHECK(contains(r.out, "allow"));
+  CHECK(contains(r.out, "exact in any type"));  // relu's reason
+  CHECK(Process(program("halftone"), {"--version"}, folder).wait().code == 0);
+  CHECK(Process(program("halftone"), {}, folder).wait().code == 2);
+  r = Process(program("halftone"), {"frobnicate"}, folder).wait();
+  CHECK(r.code == 2);
+  CHECK(r.out == "");
+}

@@ -1,0 +1,256 @@
+// The parts of the training program: options and their checks, evaluation, counting, reports.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "data/synthetic.h"
+#include "models/layers.h"
+#include "models/sequential.h"
+#include "models/trainer.h"
+#include "optim/sgd.h"
+
+using namespace ht;
+using models::TrainOptions;
+
+namespace {
+TrainOptions parsed(std::vector<const char*> args) {
+  args.insert(args.begin(), "train_vgg16");
+  TrainOptions options;
+  const auto code = models::parse_options(static_cast<int>(args.size()), args.data(), options);
+  REQUIRE(!code.has_value());
+  return options;
+}
+
+int code_of(std::vector<const char*> args) {
+  args.insert(args.begin(), "train_vgg16");
+  TrainOptions options;
+  return models::parse_options(static_cast<int>(args.size()), args.data(), options).value_or(-1);
+}
+
+// A linear classifier on images.
+nn::Sequential classifier(int64_t classes) {
+  nn::Sequential net;
+  net.add<nn::Flatten>();
+  net.add<nn::Linear>(32 * 32 * 3, classes);
+  return net;
+}
+
+std::filesystem::path temporary(const std::string& name) {
+  const auto dir = std::filesystem::temp_directory_path() / str("halftone_test_trainer_", getpid());
+  std::filesystem::create_directories(dir);
+  return dir / name;
+}
+
+std::vector<nlohmann::json> read_lines(const std::filesystem::path& path) {
+  std::ifstream in(path);
+  std::vector<nlohmann::json> out;
+  for (std::string line; std::getline(in, line);) out.push_back(nlohmann::json::parse(line));
+  return out;
+}
+}  // namespace
+
+TEST_CASE("flags: the usual names and their short forms") {
+  const TrainOptions o = parsed({"--data",
+                                 "d",
+                                 "--epochs",
+                                 "3",
+                                 "--iterations",
+                                 "7",
+                                 "-b",
+                                 "16",
+                                 "--lr",
+                                 "0.5",
+                                 "--momentum",
+                                 "0.8",
+                                 "--wd",
+                                 "0.25",
+                                 "--no-nesterov",
+                                 "--schedule",
+                                 "step:10:0.5",
+                                 "--label-smoothing",
+                                 "0.1",
+                                 "--seed",
+                                 "42",
+                                 "--device",
+                                 "cpu",
+                                 "--width",
+                                 "0.5",
+                                 "--limit",
+                                 "100",
+                                 "--eval",
+                                 "2",
+                                 "-e",
+                                 "--log",
+                                 "x.jsonl",
+                                 "-q",
+                                 "--threads",
+                                 "1",
+                                 "-p",
+                                 "5",
+                                 "--augment",
+                                 "full",
+                                 "--cutout",
+                                 "4"});
+  CHECK(o.data == "d");
+  CHECK(o.epochs == 3);
+  CHECK(o.iterations == 7);
+  CHECK(o.batch_size == 16);
+  CHECK(o.lr == 0.5);
+  CHECK(o.momentum == 0.8);
+  CHECK(o.weight_decay == 0.25);
+  CHECK(!o.nesterov);
+  CHECK(o.schedule == "step:10:0.5");
+  CHECK(o.label_smoothing == 0.1);
+  CHECK(o.seed == 42);
+  CHECK(o.device == Device::cpu());
+  CHECK(o.width == 0.5);
+  CHECK(o.limit == 100);
+  CHECK(o.eval_every == 2);
+  CHECK(o.evaluate_only);
+  CHECK(o.log == "x.jsonl");
+  CHECK(o.quiet);
+  CHECK(o.threads == 1);
+  CHECK(o.print_freq == 5);
+  CHECK(o.augment == models::Augment::full);
+  CHECK(o.cutout == 4);
+  CHECK(parsed({"--batch-size", "9", "--learning-rate", "0.1", "--weight-decay", "0"}).batch_size == 9);
+  CHECK(parsed({"--augment", "none"}).augment == models::Augment::none);
+}
+
+TEST_CASE("flags: bad ones are refused with code 2") {
+  for (const std::vector<const char*>& args :
+       std::vector<std::vector<const char*>>{{"--unknown"},
+                                             {"stray"},
+                                             {"--lr"},
+                                             {"--lr", "fast"},
+                                             {"--lr", "-0.1"},
+                                             {"--lr", "nan"},
+                                             {"--lr", "inf"},
+                                             {"--momentum", "1"},
+                                             {"--momentum", "-0.5"},
+                                             {"--weight-decay", "nan"},
+                                             {"--label-smoothing", "1"},
+                                             {"--label-smoothing", "nan"},
+                                             {"--epochs", "0"},
+                                             {"--epochs", "-3"},
+                                             {"--epochs", "1.5"},
+                                             {"--epochs", "99999999999999999999"},
+                                             {"--iterations", "-1"},
+                                             {"-b", "0"},
+                                             {"--limit", "-5"},
+                                             {"--threads", "-1"},
+                                             {"--width", "0"},
+                                             {"--width", "nan"},
+                                             {"--width", "99"},
+                                             {"--seed", "-1"},
+                                             {"--device", "tpu"},
+                                             {"--schedule", "sometimes"},
+                                             {"--augment", "mixup"},
+                                             {"--cutout", "-1"},
+                                             {"--momentum", "0"},  // Nesterov is on
+                                             {"-p", "0"},
+                                             {"--eval", "-1"}})
+    CHECK_MESSAGE(code_of(args) == 2, str(args[0], " ", args.size() > 1 ? args[1] : ""));
+  CHECK(code_of({"--momentum", "0", "--no-nesterov"}) == -1);
+}
+
+TEST_CASE("validation names the flag, the value and the remedy") {
+  TrainOptions o;
+  o.lr = std::numeric_limits<double>::quiet_NaN();
+  CHECK_THROWS_WITH(models::validate(o), "--lr: nan must be finite and not negative");
+  o = {};
+  o.batch_size = -4;
+  CHECK_THROWS_WITH(models::validate(o), "--batch-size: -4 is too small; use 1 or more");
+}
+
+TEST_CASE("steps of a run") {
+  TrainOptions o;
+  o.epochs = 3;
+  CHECK(models::total_steps(o, 10) == 30);
+  o.iterations = 25;
+  CHECK(models::total_steps(o, 10) == 25);
+  o.iterations = 31;
+  CHECK(models::total_steps(o, 10) == 30);
+  CHECK(parsed({"--iterations", "5000"}).epochs == 5000);  // as many epochs as it takes
+}
+
+TEST_CASE("a batch larger than the set") {
+  TrainOptions o;
+  o.limit = 20;
+  o.batch_size = 21;
+  CHECK_THROWS_WITH(models::load_data(o), "--batch-size: 21 is larger than the training set of 20 images");
+  o.data = "/nowhere";
+  CHECK_THROWS_AS(models::load_data(o), Error);
+}
+
+TEST_CASE("correct rows: the largest logit at the label; NaN is never right") {
+  const double nan = std::nan("");
+  const Tensor logits = Tensor::from({1, 2, 0, 3, 2, 1, nan, nan, nan}, {3, 3});
+  CHECK(models::count_correct(logits, Tensor::from({1, 1, 0}, {3}, DType::i32)) == 1);
+  CHECK(models::count_correct(Tensor::empty({0, 3}), Tensor::empty({0}, DType::i32)) == 0);
+}
+
+TEST_CASE("evaluate: means over all images whatever the batches; restores the mode; records nothing") {
+  const data::ImageDataset set = data::make_synthetic({.train = 1, .test = 50}).test;
+  manual_seed(3);
+  nn::Sequential net = classifier(10);
+  data::LoaderOptions options;
+  options.shuffle = false;
+  options.batch_size = 16;  // 3 batches and a rest of 2
+  data::Loader in_parts(set, options);
+  options.batch_size = 50;
+  data::Loader at_once(set, options);
+  const models::Evaluation a = models::evaluate(net, in_parts), b = models::evaluate(net, at_once);
+  CHECK(a.images == 50);
+  CHECK(a.accuracy == b.accuracy);
+  CHECK(a.loss == doctest::Approx(b.loss).epsilon(1e-5));
+  CHECK(net.training());
+  CHECK(!net.parameters()[0].grad().defined());
+  net.eval();
+  CHECK(models::evaluate(net, in_parts, [] { return true; }).images == 16);
+  CHECK(!net.training());
+}
+
+TEST_CASE("Reporter: one JSON line a record; a loss that is not finite ends the run and names the step") {
+  TrainOptions o;
+  o.device = Device::cpu();
+  o.log = temporary("log.jsonl").string();
+  o.quiet = true;
+  nn::Sequential net = classifier(2);
+  optim::Sgd sgd(net.parameters(), {.lr = 0.5});
+  const Tensor logits = Tensor::from({1, 0, 0, 1}, {2, 2}), labels = Tensor::from({0, 0}, {2}, DType::i32);
+  {
+    models::Reporter report(o, {.model = "m", .data = "d", .test_images = 4, .steps_per_epoch = 2, .total_steps = 4},
+                            sgd);
+    report.step(Tensor::full({}, 2), logits, labels);
+    report.step(Tensor::full({}, 1), logits, labels);
+    report.evaluation({.loss = 3, .accuracy = 0.75, .images = 4});
+    report.epoch();
+    report.step(Tensor::full({}, 1), logits, labels);
+    report.evaluation({.loss = 0, .accuracy = 1, .images = 2});  // cut short: not counted
+    CHECK_THROWS_WITH(report.step(Tensor::full({}, std::nan("")), logits, labels),
+                      "step 4 (epoch 2): the loss is nan; training has diverged, try a smaller --lr (0.5 now)");
+  }
+  const auto lines = read_lines(o.log);
+  REQUIRE(lines.size() == 7);
+  CHECK(lines[0]["type"] == "config");
+  CHECK(lines[0]["total_steps"] == 4);
+  CHECK(lines[1]["loss"] == 2.0);
+  CHECK(lines[1]["accuracy"] == 0.5);
+  CHECK(lines[1]["lr"] == 0.5);
+  CHECK(lines[3]["type"] == "epoch");
+  CHECK(lines[3]["loss"] == 1.5);
+  CHECK(lines[3]["train_accuracy"] == 0.5);
+  CHECK(lines[3]["test_accuracy"] == 0.75);
+  CHECK(lines[5]["loss"].is_null());
+  CHECK(lines[6]["status"] == "diverged");
+
+  o.log = temporary("no/such/folder/log.jsonl").string();
+  CHECK_THROWS_AS(models::Reporter(o, {}, sgd), Error);
+  std::filesystem::remove_all(temporary("").parent_path());
+}
