@@ -11,6 +11,7 @@ foreach(room IN LISTS HT_ROOMS)
   list(FILTER headers EXCLUDE REGEX "/(cuda|cudnn|cublas|nccl)_[^/]*\\.h$")
   install(FILES ${headers} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/halftone/${room}" COMPONENT devel)
 endforeach()
+install(FILES "${PROJECT_SOURCE_DIR}/halftone.h" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/halftone" COMPONENT devel)
 install(EXPORT HalftoneTargets NAMESPACE Halftone:: DESTINATION "${config_dir}" COMPONENT devel)
 
 # A CPU-only package does not mention CUDA at all.
