@@ -27,19 +27,26 @@ void fill_defaults(const CLI::App& app, TrainOptions& o) {
   if (open("--lr")) o.lr = cpu ? 0.05 : 0.2;
   if (open("--augment")) o.augment = generated ? Augment::flip : Augment::crop;
 }
+
+constexpr std::string_view kAugmentNames[] = {"none", "flip", "crop", "full"};
+
+Augment parse_augment(std::string_view text) {
+  for (int i = 0; i < 4; ++i)
+    if (text == kAugmentNames[i]) return static_cast<Augment>(i);
+  fail("--augment: '", text, "' is unknown; use none, flip, crop or full");
+}
 }  // namespace
 
-std::string_view name_of(Augment a) {
-  constexpr std::string_view names[] = {"none", "flip", "crop", "full"};
-  return names[static_cast<int>(a)];
-}
+std::string_view name_of(Augment a) { return kAugmentNames[static_cast<int>(a)]; }
 
 std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions& o) {
   CLI::App app("Trains VGG16 on CIFAR-10, or on a generated set of ten classes when no data is given.", "train_vgg16");
   app.set_version_flag("--version", version_text());
   app.option_defaults()->always_capture_default(false);
 
-  std::string device;
+  std::string device, augment;
+  int64_t seed = 0;
+  bool asked_nesterov = false, plain_momentum = false;
   app.add_option("--data", o.data, "folder of CIFAR-10's binary files (without it: a generated set)")
       ->group(kRun)
       ->type_name("DIR");
@@ -48,7 +55,7 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
       ->type_name("NAME");
   app.add_option("--threads", o.threads, "CPU threads (default: all cores)")->group(kRun);
   app.add_option("--limit", o.limit, "use only the first N training images (0: all)")->group(kRun);
-  app.add_option("--seed", o.seed, "of initialisation, shuffling, augmentation, dropout (default 0)")->group(kRun);
+  app.add_option("--seed", seed, "of initialisation, shuffling, augmentation, dropout (default 0)")->group(kRun);
 
   app.add_option("--epochs", o.epochs, "passes over the training images")->group(kRecipe);
   app.add_option("--iterations", o.iterations, "stop after N steps (0: no limit)")->group(kRecipe);
@@ -57,17 +64,15 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   app.add_option("--lr,--learning-rate", o.lr, "learning rate, before the schedule")->group(kRecipe);
   app.add_option("--momentum", o.momentum, "of SGD (default 0.9)")->group(kRecipe);
   app.add_option("--weight-decay,--wd", o.weight_decay, "L2 penalty (default 5e-4)")->group(kRecipe);
-  app.add_flag("--nesterov,!--no-nesterov", o.nesterov, "Nesterov momentum (default on)")->group(kRecipe);
+  app.add_flag("--nesterov", asked_nesterov, "Nesterov's momentum (this is the default)")->group(kRecipe);
+  app.add_flag("--no-nesterov", plain_momentum, "plain momentum")->group(kRecipe)->excludes("--nesterov");
   app.add_option(
          "--schedule", o.schedule,
          "constant, cosine, step:30e:0.1, multistep:60e,80e, onecycle, triangular, warmup:5e+... (default cosine)")
       ->group(kRecipe)
       ->type_name("NAME[:...]");
   app.add_option("--label-smoothing", o.label_smoothing, "in [0, 1) (default 0)")->group(kRecipe);
-  const std::map<std::string, Augment> augments{
-      {"none", Augment::none}, {"flip", Augment::flip}, {"crop", Augment::crop}, {"full", Augment::full}};
-  app.add_option("--augment", o.augment, "none, flip, crop (flip and pad-and-crop) or full (and cutout 8)")
-      ->transform(CLI::CheckedTransformer(augments))
+  app.add_option("--augment", augment, "none, flip, crop (flip and pad-and-crop) or full (and cutout 8)")
       ->group(kRecipe)
       ->type_name("KIND");
   app.add_option("--cutout", o.cutout, "side of a square to erase (0: none)")->group(kRecipe);
@@ -82,6 +87,10 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   if (const auto code = parse(app, argc, argv)) return code;
   try {
     if (!device.empty()) o.device = Device::parse(device);
+    if (!augment.empty()) o.augment = parse_augment(augment);
+    check(seed >= 0, "--seed: ", seed, " is negative");
+    o.seed = static_cast<uint64_t>(seed);
+    o.nesterov = !plain_momentum;
     fill_defaults(app, o);
     validate(o);
   } catch (const Error& e) {
