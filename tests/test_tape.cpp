@@ -130,11 +130,11 @@ TEST_CASE("tape: evaluation and training do not grow it, whatever outlives an it
 TEST_CASE("tape: a graph deeper than the stack is walked and freed without recursion") {
   const Var w(Tensor::full({1}, 0), true);
   Var y = w;
-  for (int i = 0; i < 200'000; ++i) y = add(y, w);
+  for (int i = 0; i < 100'000; ++i) y = add(y, w);
   y.backward(ones(1));
-  CHECK(w.grad().at(0) == 200'001);
+  CHECK(w.grad().at(0) == 100'001);
   y = w;
-  for (int i = 0; i < 200'000; ++i) y = add(y, w);
+  for (int i = 0; i < 100'000; ++i) y = add(y, w);
   y = {};
 }
 
