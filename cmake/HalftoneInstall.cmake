@@ -6,9 +6,9 @@ set(config_dir "${CMAKE_INSTALL_LIBDIR}/cmake/Halftone")
 
 install(TARGETS halftone EXPORT HalftoneTargets COMPONENT devel)
 foreach(room IN LISTS HT_ROOMS)
-  # cuda_*.h and cudnn_*.h name vendor types: they stay inside.
+  # cuda_*.h, cudnn_*.h and the like name vendor types: they stay inside.
   file(GLOB headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${room}/*.h")
-  list(FILTER headers EXCLUDE REGEX "/(cuda|cudnn|cublas|nccl)_[^/]*\\.h$")
+  list(FILTER headers EXCLUDE REGEX "/(cuda|cudnn|cublas|cublaslt|nccl)_[^/]*\\.h$")
   install(FILES ${headers} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/halftone/${room}" COMPONENT devel)
 endforeach()
 install(FILES "${PROJECT_SOURCE_DIR}/halftone.h" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/halftone" COMPONENT devel)

@@ -6,6 +6,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import check_docs
 import check_includes
 import check_ops
 
@@ -100,6 +101,27 @@ class Ops(Tree):
         offences = list(check_ops.check(self.root))
         self.assertTrue(any("alphabetical" in o for o in offences))
         self.assertTrue(any("belongs in ops/relu.cpp" in o for o in offences))
+
+
+class Docs(Tree):
+    def setUp(self):
+        super().setUp()
+        self.write("ops/relu.cpp", "int relu();\nint more();\n")
+
+    def test_a_true_page(self):
+        self.write("docs/page.md", "[up](../README.md) and [out](https://example.org)\n")
+        self.write(
+            "README.md", "See `ops/relu.cpp`, `ops/<op>.cpp`, `ops/*.cpp` and [a page](docs/page.md#part).\n"
+            "<!-- from ops/relu.cpp -->\n```cpp\nint relu();\n```\n```\nbuild [x](y) `ops/none.cpp`\n```\n")
+        self.assertEqual(check_docs.check(self.root), [])
+
+    def test_a_listing_that_drifted(self):
+        self.write("README.md", "<!-- from ops/relu.cpp -->\n```cpp\nint relu(int);\n```\n")
+        self.assertIn("differs", check_docs.check(self.root)[0])
+
+    def test_names_of_what_is_not_there(self):
+        self.write("README.md", "[page](docs/none.md), `ops/none.cpp`, `scripts/none.sh --help`\n")
+        self.assertEqual(len(check_docs.check(self.root)), 3)
 
 
 if __name__ == "__main__":
