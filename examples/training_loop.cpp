@@ -3,6 +3,7 @@
 #include "data/loader.h"
 #include "data/synthetic.h"
 #include "models/vgg.h"
+#include "ops/ops.h"
 #include "optim/sgd.h"
 
 int main() {
