@@ -25,7 +25,7 @@ std::vector<double> golden(const char* name) {
   return nlohmann::json::parse(in)[name].get<std::vector<double>>();
 }
 
-void check_losses(const std::vector<double>& expected, Module& model, double momentum, double lr,
+void check_losses(const std::vector<double>& expected, Module& model, double momentum, double lr, double bound,
                   const std::function<Var()>& loss_of) {
   optim::Sgd sgd(model.parameters(), {.lr = lr, .momentum = momentum});
   double worst = 0;
@@ -34,21 +34,15 @@ void check_losses(const std::vector<double>& expected, Module& model, double mom
     const Var loss = loss_of();
     loss.backward();
     sgd.step();
-    worst = std::max(worst, std::abs(loss.item() - e) / e);
-    CHECK(loss.item() == doctest::Approx(e).epsilon(1e-4));
+    const double difference = std::abs(loss.item() - e) / e;
+    CHECK_MESSAGE(difference <= bound, "loss ", loss.item(), ", PyTorch's ", e);
+    worst = std::max(worst, difference);
   }
   MESSAGE("largest relative difference over ", expected.size(), " losses: ", worst);
 }
-}  // namespace
 
-TEST_CASE("golden: the linear regression's first ten losses are PyTorch's") {
-  nn::Linear model(1024, 512);
-  model.load_state_dict({{"weight", stream(0, {512, 1024}, 1.0 / 32)}, {"bias", stream(1, {512}, 1.0 / 32)}});
-  const Var x = stream(2, {64, 1024}, 1), y = stream(3, {64, 512}, 1);
-  check_losses(golden("linear_regression"), model, 0, 1e-3, [&] { return mse_loss(model(x), y); });
-}
-
-TEST_CASE("golden: VGG16's first ten losses at an eighth of the width are PyTorch's") {
+// VGG16 at an eighth of the width on one batch; `file` names the losses.
+void check_vgg16(const char* file, int64_t batch, double lr, DType dtype, double bound) {
   nn::Sequential model = models::vgg16({.classes = 10, .width = 0.125});
   StateDict state = model.state_dict();
   uint64_t number = 10;
@@ -61,10 +55,28 @@ TEST_CASE("golden: VGG16's first ten losses at an eighth of the width are PyTorc
   }
   REQUIRE(number == 26);  // 13 convolutions and 3 of the head
   model.load_state_dict(state);
-  const Var x = stream(4, {32, 32, 32, 3}, 1);
+  model.to(dtype);
+  const Var x = stream(4, {batch, 32, 32, 3}, 1).to(dtype);
   const PhiloxStream labels{kSeed, 5};
-  std::vector<int64_t> y(32);
+  std::vector<int64_t> y(static_cast<size_t>(batch));
   for (size_t i = 0; i < y.size(); ++i) y[i] = labels.bits(i) % 10;
-  const Var target = Tensor::of<int64_t>(y, {32});
-  check_losses(golden("vgg16"), model, 0.9, 0.01, [&] { return cross_entropy(model(x), target); });
+  const Var target = Tensor::of<int64_t>(y, {batch});
+  check_losses(golden(file), model, 0.9, lr, bound, [&] { return cross_entropy(model(x), target); });
+}
+}  // namespace
+
+TEST_CASE("golden: the linear regression's first ten losses are PyTorch's") {
+  nn::Linear model(1024, 512);
+  model.load_state_dict({{"weight", stream(0, {512, 1024}, 1.0 / 32)}, {"bias", stream(1, {512}, 1.0 / 32)}});
+  const Var x = stream(2, {64, 1024}, 1), y = stream(3, {64, 512}, 1);
+  check_losses(golden("linear_regression"), model, 0, 1e-3, 1e-4, [&] { return mse_loss(model(x), y); });
+}
+
+TEST_CASE("golden: VGG16's first ten losses are PyTorch's in FP64, at the usual learning rate") {
+  check_vgg16("vgg16_f64", 32, 0.01, DType::f64, 1e-9);
+}
+
+// FP32 rounding grows with the rate (make_losses.py): here it stays near 1e-6.
+TEST_CASE("golden: VGG16's first ten losses are PyTorch's in FP32") {
+  check_vgg16("vgg16_f32", 16, 0.0003, DType::f32, 1e-4);
 }
