@@ -12,7 +12,7 @@ int main() {
   ht::data::Loader loader(sets.train, {.batch_size = 64, .seed = 1});
 
   auto model = ht::models::vgg16({.classes = 10, .width = 0.125});
-  ht::optim::Sgd sgd(model.parameters(), {.lr = 0.05, .momentum = 0.9});
+  ht::optim::Sgd sgd(model.parameters(), {.lr = 0.01, .momentum = 0.9});
   for (int epoch = 0; epoch < 3; ++epoch) {
     for (auto [x, y] : loader) {  // x [n, 32, 32, 3], y [n]
       sgd.zero_grad();
