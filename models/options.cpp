@@ -42,7 +42,7 @@ std::string_view name_of(Augment a) { return kAugmentNames[static_cast<int>(a)];
 std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions& o) {
   CLI::App app("Trains VGG16 on CIFAR-10, or on a generated set of ten classes when no data is given.", "train_vgg16");
   app.set_version_flag("--version", version_text());
-  app.option_defaults()->always_capture_default(false);
+  app.option_defaults()->always_capture_default(false)->take_last();  // given twice: the last one counts
 
   std::string device, augment;
   int64_t seed = 0;

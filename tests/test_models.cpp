@@ -95,9 +95,9 @@ TEST_CASE("state_dict of a VGG with a 2x2 map goes round, and the loaded copy co
   // The first Linear: file column (c, h, w) is our column (h, w, c).
   const Tensor file = state.at("classifier.0.weight");
   const Tensor ours = dynamic_cast<nn::Linear&>(dynamic_cast<nn::Sequential&>(a["classifier"])[0]).weight.value();
-  const int64_t c = 32, columns = 4 * c;
-  REQUIRE(ours.shape() == Shape{64, columns});
-  for (int64_t o = 0; o < 64; o += 9)
+  const int64_t c = 32, rows = 8, columns = 4 * c;  // 64 * width is 4, the least is 8
+  REQUIRE(ours.shape() == Shape{rows, columns});
+  for (int64_t o = 0; o < rows; ++o)
     for (int64_t k = 0; k < c; k += 5)
       for (int64_t p = 0; p < 4; ++p) CHECK(file.at(o * columns + k * 4 + p) == ours.at(o * columns + p * c + k));
 }
@@ -113,12 +113,12 @@ TEST_CASE("mlp") {
 TEST_CASE("a narrow VGG16 learns 32 images by heart") {
   manual_seed(4);
   nn::Sequential net = models::vgg16({.width = 0.125});
-  optim::Sgd sgd(net.parameters(), {.lr = 0.02, .momentum = 0.9});
+  optim::Sgd sgd(net.parameters(), {.lr = 0.01, .momentum = 0.9});
   const Tensor x = Tensor::normal({32, 32, 32, 3}, {.seed = 6}), y = Tensor::empty({32}, DType::i32);
   for (int i = 0; i < 32; ++i) y.data<int32_t>()[i] = static_cast<int32_t>((i * 7) % 10);
   double first = 0, loss_now = 0;
   int64_t correct = 0;
-  for (int step = 0; step < 60 && correct < 32; ++step) {
+  for (int step = 0; step < 60 && (correct < 32 || loss_now >= 0.3 * first); ++step) {
     sgd.zero_grad();
     const Var logits = net(x);
     const Var loss = cross_entropy(logits, y);
