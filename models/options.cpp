@@ -21,8 +21,8 @@ void fill_defaults(const CLI::App& app, TrainOptions& o) {
   const auto open = [&](const char* flag) { return app.count(flag) == 0; };
   if (open("--device")) o.device = cuda_device_count() > 0 ? Device::cuda(0) : Device::cpu();
   const bool generated = o.data.empty(), cpu = !o.device.is_cuda();
-  if (open("--epochs")) o.epochs = o.iterations > 0 ? o.iterations : generated ? 8 : 30;
-  if (open("--width")) o.width = cpu ? 0.25 : 1.0;
+  if (open("--epochs")) o.epochs = o.iterations > 0 ? o.iterations : generated ? 6 : 30;
+  if (open("--width")) o.width = cpu ? 0.125 : 1.0;
   if (open("--batch-size")) o.batch_size = cpu ? 64 : 512;
   if (open("--lr")) o.lr = cpu ? 0.05 : 0.2;
   if (open("--augment")) o.augment = generated ? Augment::flip : Augment::crop;
@@ -68,7 +68,7 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   app.add_flag("--no-nesterov", plain_momentum, "plain momentum")->group(kRecipe)->excludes("--nesterov");
   app.add_option(
          "--schedule", o.schedule,
-         "constant, cosine, step:30e:0.1, multistep:60e,80e, onecycle, triangular, warmup:5e+... (default cosine)")
+         "constant, cosine, step:30e:0.1, multistep:60e,80e, onecycle, triangular, warmup:5e+... (default onecycle)")
       ->group(kRecipe)
       ->type_name("NAME[:...]");
   app.add_option("--label-smoothing", o.label_smoothing, "in [0, 1) (default 0)")->group(kRecipe);

@@ -28,7 +28,7 @@ struct TrainOptions {
   double momentum = 0.9;
   double weight_decay = 5e-4;
   bool nesterov = true;
-  std::string schedule = "cosine";  // see optim/schedule.h
+  std::string schedule = "onecycle";  // see optim/schedule.h
   double label_smoothing = 0;
   uint64_t seed = 0;
 

@@ -37,4 +37,6 @@ say 'building train_vgg16'
 configure
 build train_vgg16
 say "$program ${options[*]:-}"
+# Threads that wait asleep: spinning ones cost a factor of ten as soon as another program wants a core.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 exec "$program" "${options[@]}"
