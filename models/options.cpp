@@ -24,7 +24,7 @@ void fill_defaults(const CLI::App& app, TrainOptions& o) {
   if (open("--epochs")) o.epochs = o.iterations > 0 ? o.iterations : generated ? 6 : 30;
   if (open("--width")) o.width = cpu ? 0.125 : 1.0;
   if (open("--batch-size")) o.batch_size = cpu ? 64 : 512;
-  if (open("--lr")) o.lr = cpu ? 0.05 : 0.2;
+  if (open("--lr")) o.lr = !cpu ? 0.1 : generated ? 0.05 : 0.01;
   if (open("--augment")) o.augment = generated ? Augment::flip : Augment::crop;
 }
 
