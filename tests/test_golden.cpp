@@ -76,7 +76,7 @@ TEST_CASE("golden: VGG16's first ten losses are PyTorch's in FP64, at the usual 
   check_vgg16("vgg16_f64", 32, 0.01, DType::f64, 1e-9);
 }
 
-// FP32 rounding grows with the rate (make_losses.py): here it stays near 1e-6.
+// FP32 rounding grows with the rate (make_losses.py): here it stays below 4e-5, however the compiler orders the sums.
 TEST_CASE("golden: VGG16's first ten losses are PyTorch's in FP32") {
-  check_vgg16("vgg16_f32", 16, 0.0003, DType::f32, 1e-4);
+  check_vgg16("vgg16_f32", 32, 0.0003, DType::f32, 1e-4);
 }
