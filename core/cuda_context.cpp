@@ -1,0 +1,211 @@
+#include "core/cuda_context.h"
+
+#include <cublasLt.h>
+#include <cudnn.h>
+
+#include <map>
+#include <mutex>
+
+#include "core/caching_allocator.h"
+#include "core/context.h"
+#include "core/copy.h"
+#include "core/cuda_check.h"
+
+namespace ht {
+
+namespace {
+// Makes a device current for a scope: contexts of several devices may live on one thread.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) {
+    HT_CUDA_CALL(cudaGetDevice(&before_));
+    HT_CUDA_CALL(cudaSetDevice(device));
+  }
+  ~DeviceGuard() { cudaSetDevice(before_); }
+
+ private:
+  int before_ = 0;
+};
+
+class CudaAllocator final : public CachingAllocator {
+ public:
+  explicit CudaAllocator(int index) : CachingAllocator(Device::cuda(index)), index_(index) {}
+
+ protected:
+  void* system_allocate(size_t bytes) override {
+    const DeviceGuard guard(index_);
+    // Legal inside a stream capture too: cudaMalloc is no stream operation.
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    HT_CUDA_CALL(cudaThreadExchangeStreamCaptureMode(&mode));
+    void* p = nullptr;
+    const cudaError_t status = cudaMalloc(&p, bytes);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    cuda_check(status, "cudaMalloc", __FILE__, __LINE__);
+    return p;
+  }
+  void system_free(void* ptr, size_t) noexcept override {
+    cudaFree(ptr);  // waits for the device: nobody uses the block any more
+    cudaGetLastError();
+  }
+  size_t system_available() const override { return cuda_memory(index_).free; }
+
+ private:
+  int index_;
+};
+
+void cudnn_check(cudnnStatus_t status, const char* call) {
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  char message[256] = "";
+  cudnnGetLastErrorString(message, sizeof(message));
+  fail(call, ": ", cudnnGetErrorString(status), " (", message, ")");
+}
+
+CudaLane make_lane(CudaStream stream) {
+  CudaLane lane;
+  lane.stream = stream;
+  cudnn_check(cudnnCreate(&lane.cudnn), "cudnnCreate");
+  cudnn_check(cudnnSetStream(lane.cudnn, stream), "cudnnSetStream");
+  return lane;
+}
+
+std::string version3(size_t v) { return str(v / 10000, ".", v / 100 % 100, ".", v % 100); }
+
+void check_versions() {
+  const size_t loaded = cudnnGetVersion();
+  check(loaded / 10000 == CUDNN_MAJOR && loaded >= CUDNN_VERSION, "context: cuDNN ", version3(loaded),
+        " was loaded, but this build needs ", version3(CUDNN_VERSION),
+        " or a newer one of the same major version; put the right libcudnn first on the library path");
+}
+}  // namespace
+
+CachingAllocator& cuda_allocator(int index) {
+  static std::mutex mutex;
+  // Leaked on purpose: a CUDA call in a static destructor would find the driver gone.
+  static auto& allocators = *new std::map<int, CudaAllocator*>;
+  const std::lock_guard lock(mutex);
+  auto& slot = allocators[index];
+  if (!slot) slot = new CudaAllocator(index);
+  return *slot;
+}
+
+int cuda_device_count() {
+  int n = 0;
+  if (cudaGetDeviceCount(&n) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return n;
+}
+
+CudaStream cuda_main_stream(int device) {
+  static std::mutex mutex;
+  static auto& streams = *new std::map<int, CudaStream>;
+  const std::lock_guard lock(mutex);
+  auto& stream = streams[device];
+  if (!stream) {
+    const DeviceGuard guard(device);
+    int low = 0, high = 0;
+    HT_CUDA_CALL(cudaDeviceGetStreamPriorityRange(&low, &high));
+    HT_CUDA_CALL(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, high));
+  }
+  return stream;
+}
+
+void* CudaLane::workspace_of(size_t bytes, int device) {
+  if (bytes == 0) return nullptr;
+  if (!workspace.defined() || workspace.bytes() < bytes) {
+    workspace = {};  // give the old one back first
+    workspace = Tensor::empty({static_cast<int64_t>(bytes)}, DType::u8, Device::cuda(device));
+  }
+  return workspace.data();
+}
+
+std::shared_ptr<CudaContext> make_cuda_context(int device) {
+  check_versions();
+  HT_CUDA_CALL(cudaSetDevice(device));
+  cudaDeviceProp properties{};
+  HT_CUDA_CALL(cudaGetDeviceProperties(&properties, device));
+  auto context = std::make_shared<CudaContext>();
+  context->device = device;
+  context->sm_count = properties.multiProcessorCount;
+  context->l2_bytes = static_cast<size_t>(properties.l2CacheSize);
+  context->gpu_name = properties.name;
+  context->compute = properties.major * 10 + properties.minor;
+  check(kernels_run_here(), "context: this build has kernels for sm_", HT_CUDA_ARCHITECTURES, ", but ",
+        context->gpu_name, " is sm_", context->compute,
+        "; configure with -DCMAKE_CUDA_ARCHITECTURES=", context->compute);
+  context->main = make_lane(cuda_main_stream(device));
+  CudaStream side = nullptr;
+  HT_CUDA_CALL(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking));
+  context->side = make_lane(side);
+  HT_CUDA_CALL(cudaEventCreateWithFlags(&context->order_event, cudaEventDisableTiming));
+  const cublasStatus_t status = cublasLtCreate(&context->cublas_lt);
+  check(status == CUBLAS_STATUS_SUCCESS, "cublasLtCreate: ", cublasLtGetStatusString(status));
+  context->rng_base = Tensor::zeros({1}, DType::i64, Device::cuda(device));
+  return context;
+}
+
+CudaContext::~CudaContext() {
+  // At process exit the driver may be gone already: leave everything to it then.
+  if (cudaSetDevice(device) != cudaSuccess) return;
+  if (cublas_lt) cublasLtDestroy(cublas_lt);
+  for (CudaLane* lane : {&main, &side})
+    if (lane->cudnn) cudnnDestroy(lane->cudnn);
+  if (order_event) cudaEventDestroy(order_event);
+  if (side.stream) cudaStreamDestroy(side.stream);
+}
+
+void CudaContext::order(const CudaLane& before, const CudaLane& after) {
+  HT_CUDA_CALL(cudaEventRecord(order_event, before.stream));
+  HT_CUDA_CALL(cudaStreamWaitEvent(after.stream, order_event, 0));
+}
+
+void synchronize_cuda(CudaContext& context) {
+  HT_CUDA_CALL(cudaStreamSynchronize(context.side.stream));
+  HT_CUDA_CALL(cudaStreamSynchronize(context.main.stream));
+}
+
+CudaMemory cuda_memory(int device) {
+  CudaMemory m;
+  int before = 0;
+  cudaGetDevice(&before);
+  cudaSetDevice(device);
+  cudaMemGetInfo(&m.free, &m.total);
+  cudaSetDevice(before);
+  cudaGetLastError();
+  return m;
+}
+
+std::string cuda_versions() {
+  int runtime = 0, driver = 0;
+  cudaRuntimeGetVersion(&runtime);
+  cudaDriverGetVersion(&driver);
+  cudaGetLastError();
+  std::ostringstream out;
+  out << "CUDA " << CUDART_VERSION / 1000 << '.' << CUDART_VERSION / 10 % 100 << " compiled, " << runtime / 1000 << '.'
+      << runtime / 10 % 100 << " loaded, driver supports " << driver / 1000 << '.' << driver / 10 % 100 << '\n';
+  out << "cuDNN " << version3(CUDNN_VERSION) << " compiled, " << version3(cudnnGetVersion()) << " loaded\n";
+  out << "cuBLASLt " << version3(CUBLAS_VERSION) << " compiled, " << version3(cublasLtGetVersion()) << " loaded\n";
+  out << "kernels for sm_" << HT_CUDA_ARCHITECTURES << '\n';
+  for (int i = 0; i < cuda_device_count(); ++i) {
+    cudaDeviceProp p{};
+    if (cudaGetDeviceProperties(&p, i) == cudaSuccess)
+      out << "cuda:" << i << ' ' << p.name << ", sm_" << p.major << p.minor << ", "
+          << p.totalGlobalMem / (size_t{1} << 20) << " MiB\n";
+  }
+  return out.str();
+}
+
+PinnedBuffer::PinnedBuffer(size_t bytes) : bytes_(bytes) {
+  if (bytes) HT_CUDA_CALL(cudaHostAlloc(&data_, bytes, cudaHostAllocDefault));
+}
+
+PinnedBuffer::~PinnedBuffer() {
+  if (data_) cudaFreeHost(data_);
+}
+
+}  // namespace ht

@@ -1,0 +1,83 @@
+// The CUDA side of a Context: streams, library handles, workspaces, device facts. No vendor headers here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "core/tensor.h"
+
+struct CUstream_st;
+struct CUevent_st;
+struct cudnnContext;
+struct cublasLtContext;
+
+namespace ht {
+
+using CudaStream = CUstream_st*;
+
+// One order of work: a stream with the cuDNN handle and the workspace that belong to it.
+struct CudaLane {
+  CudaStream stream = nullptr;
+  cudnnContext* cudnn = nullptr;
+  Tensor workspace;  // u8, grows on demand
+
+  // At least `bytes` bytes, valid for work queued on this lane until the next request.
+  void* workspace_of(size_t bytes, int device);
+};
+
+struct CudaContext {
+  int device = 0;
+  int sm_count = 0;
+  size_t l2_bytes = 0;
+  std::string gpu_name;  // "NVIDIA H200"
+  int compute = 0;       // 90 for sm_90
+  CudaLane main, side;   // side: work beside the main chain, joined by events
+  cublasLtContext* cublas_lt = nullptr;
+  Tensor rng_base;  // i64 [1]: added to every Philox stream number, so that a captured step can move it
+
+  CudaStream stream() const { return main.stream; }
+  // Order between the lanes: what was queued on `before` so far happens before what is queued on `after` from now on.
+  void order(const CudaLane& before, const CudaLane& after);
+
+  CudaContext() = default;
+  ~CudaContext();
+  CudaContext(const CudaContext&) = delete;
+  CudaContext& operator=(const CudaContext&) = delete;
+
+  CUevent_st* order_event = nullptr;
+};
+
+// Throws Error when the device cannot run this build: no kernel image, cuDNN too old, out of memory.
+std::shared_ptr<CudaContext> make_cuda_context(int device);
+void synchronize_cuda(CudaContext& context);
+
+// The stream that all tensors of a device are ordered by (one a device and process).
+CudaStream cuda_main_stream(int device);
+
+// Compiled and loaded versions, one a line: CUDA, driver, cuDNN, cuBLASLt, GPU.
+std::string cuda_versions();
+
+// Bytes of device memory free now, and in all, as the driver reports them.
+struct CudaMemory {
+  size_t free = 0, total = 0;
+};
+CudaMemory cuda_memory(int device);
+
+// Host memory that the device copies to and from without a stop.
+class PinnedBuffer {
+ public:
+  explicit PinnedBuffer(size_t bytes);
+  ~PinnedBuffer();
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_;
+};
+
+}  // namespace ht

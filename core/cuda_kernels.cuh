@@ -1,0 +1,65 @@
+// What every kernel file uses: conversions that compile to one instruction, 16-byte accesses, launch shapes.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+#include "core/context.h"
+#include "core/cuda_check.h"
+#include "core/cuda_context.h"
+#include "core/tensor.h"
+
+namespace ht {
+
+// Storage -> accumulation type and back, by the hardware's conversions (same rounding as ours: nearest even).
+template <class T>
+__device__ __forceinline__ acc_t<T> load_as(T v) {
+  if constexpr (std::is_same_v<T, Half>) {
+    return __half2float(__ushort_as_half(v.bits));
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    return __bfloat162float(__ushort_as_bfloat16(v.bits));
+  } else {
+    return v;
+  }
+}
+
+template <class T, class A>
+__device__ __forceinline__ T store_as(A v) {
+  if constexpr (std::is_same_v<T, Half>) {
+    Half h;
+    h.bits = __half_as_ushort(__float2half_rn(static_cast<float>(v)));
+    return h;
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    BFloat16 b;
+    b.bits = __bfloat16_as_ushort(__float2bfloat16_rn(static_cast<float>(v)));
+    return b;
+  } else {
+    return static_cast<T>(v);
+  }
+}
+
+// Up to 16 bytes of T moved at once.
+template <class T, int N = 16 / sizeof(T)>
+struct alignas(sizeof(T) * N) Pack {
+  static constexpr int size = N;
+  T v[N];
+};
+
+inline bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+constexpr int kBlock = 256;
+
+// Blocks for n items, `per_thread` each, capped at `waves` full waves: the kernel strides over the rest.
+inline unsigned grid_for(const CudaContext& cuda, int64_t n, int per_thread = 1, int blocks_per_sm = 8) {
+  const int64_t need = (n + int64_t{kBlock} * per_thread - 1) / (int64_t{kBlock} * per_thread);
+  return static_cast<unsigned>(std::clamp<int64_t>(need, 1, int64_t{cuda.sm_count} * blocks_per_sm));
+}
+
+#define HT_GRID_STRIDE(i, n)                                                    \
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, \
+               i##_step = static_cast<int64_t>(gridDim.x) * blockDim.x;         \
+       i < (n); i += i##_step)
+
+}  // namespace ht
