@@ -1,0 +1,205 @@
+#include "core/cublaslt_gemm.h"
+
+#include <cublasLt.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "core/cuda_check.h"
+#include "core/cuda_timing.h"
+#include "core/cudnn_graph.h"
+#include "core/plan_cache.h"
+
+namespace ht {
+
+namespace {
+void lt_check(cublasStatus_t status, const char* call) {
+  if (status != CUBLAS_STATUS_SUCCESS) fail(call, ": ", cublasLtGetStatusName(status));
+}
+#define HT_LT(call) lt_check((call), #call)
+
+cudaDataType_t lt_type(DType t) {
+  switch (t) {
+    case DType::f64:
+      return CUDA_R_64F;
+    case DType::f32:
+      return CUDA_R_32F;
+    case DType::f16:
+      return CUDA_R_16F;
+    case DType::bf16:
+      return CUDA_R_16BF;
+    default:
+      fail("matmul: dtype ", t, " is not floating");
+  }
+}
+
+// Owns the descriptors of one problem. cuBLASLt is column-major: C^T = op(B)^T op(A)^T, so that B comes first, A
+// second, and a row of C (length n) is a column, which is also where its bias epilogue runs.
+class Descriptors {
+ public:
+  Descriptors(const GemmProblem& p, const void* bias) {
+    const bool f64 = p.dtype == DType::f64;
+    const cublasComputeType_t compute = f64                               ? CUBLAS_COMPUTE_64F
+                                        : p.dtype == DType::f32 && tf32() ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                                          : CUBLAS_COMPUTE_32F;
+    HT_LT(cublasLtMatmulDescCreate(&op, compute, f64 ? CUDA_R_64F : CUDA_R_32F));
+    set(CUBLASLT_MATMUL_DESC_TRANSA, p.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+    if (p.bias || p.relu) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, p.bias && p.relu ? CUBLASLT_EPILOGUE_RELU_BIAS
+                                         : p.bias         ? CUBLASLT_EPILOGUE_BIAS
+                                                          : CUBLASLT_EPILOGUE_RELU);
+      if (p.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+      if (p.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, lt_type(p.out));
+    }
+    layout(first, p.trans_b ? p.k : p.n, p.trans_b ? p.n : p.k, p.dtype, p.batch, p.stride_b);
+    layout(second, p.trans_a ? p.m : p.k, p.trans_a ? p.k : p.m, p.dtype, p.batch, p.stride_a);
+    layout(result, p.n, p.m, p.out, p.batch, p.stride_c);
+  }
+  ~Descriptors() {
+    if (op) cublasLtMatmulDescDestroy(op);
+    for (cublasLtMatrixLayout_t l : {first, second, result})
+      if (l) cublasLtMatrixLayoutDestroy(l);
+  }
+  Descriptors(const Descriptors&) = delete;
+  Descriptors& operator=(const Descriptors&) = delete;
+
+  cublasLtMatmulDesc_t op = nullptr;
+  cublasLtMatrixLayout_t first = nullptr, second = nullptr, result = nullptr;
+
+ private:
+  template <class T>
+  void set(cublasLtMatmulDescAttributes_t name, T value) {
+    HT_LT(cublasLtMatmulDescSetAttribute(op, name, &value, sizeof(value)));
+  }
+  static void layout(cublasLtMatrixLayout_t& l, int64_t rows, int64_t cols, DType t, int64_t batch, int64_t stride) {
+    HT_LT(cublasLtMatrixLayoutCreate(&l, lt_type(t), static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), rows));
+    if (batch == 1) return;
+    const int32_t count = static_cast<int32_t>(batch);
+    HT_LT(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)));
+    HT_LT(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof(stride)));
+  }
+};
+
+// Bytes to which both operands and the result are aligned: what the algorithms may assume.
+uint32_t alignment_of(const void* p) {
+  const auto v = reinterpret_cast<uintptr_t>(p);
+  return static_cast<uint32_t>(std::min<uintptr_t>(v & (~v + 1), 256));
+}
+
+std::vector<cublasLtMatmulHeuristicResult_t> algorithms(CudaContext& cuda, const Descriptors& d, int most, uint32_t a,
+                                                        uint32_t b, uint32_t c) {
+  cublasLtMatmulPreference_t preference = nullptr;
+  HT_LT(cublasLtMatmulPreferenceCreate(&preference));
+  const size_t workspace = std::min<size_t>(workspace_limit(), size_t{64} << 20);
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t name, const auto& value) {
+    cublasLtMatmulPreferenceSetAttribute(preference, name, &value, sizeof(value));
+  };
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c);
+  if (deterministic()) {  // the in-place reduction of split-K adds in the order in which blocks finish
+    const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_MASK & ~uint32_t{CUBLASLT_REDUCTION_SCHEME_INPLACE};
+    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
+  }
+  std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(most));
+  int n = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cuda.cublas_lt, d.op, d.first, d.second, d.result,
+                                                               d.result, preference, most, found.data(), &n);
+  cublasLtMatmulPreferenceDestroy(preference);
+  found.resize(status == CUBLAS_STATUS_SUCCESS ? static_cast<size_t>(n) : 0);
+  return found;
+}
+
+struct Choice {
+  cublasLtMatmulAlgo_t algo{};
+  size_t workspace = 0;
+};
+
+std::string encode(const Choice& choice) {
+  std::ostringstream out;
+  out << choice.workspace;
+  for (const uint64_t word : choice.algo.data) out << ' ' << word;
+  return out.str();
+}
+
+std::optional<Choice> decode(const std::string& text) {
+  std::istringstream in(text);
+  Choice choice;
+  in >> choice.workspace;
+  for (uint64_t& word : choice.algo.data) in >> word;
+  return in ? std::optional(choice) : std::nullopt;
+}
+
+void run(CudaContext& cuda, const Descriptors& d, const Choice& choice, bool f64, const void* a, const void* b,
+         void* c) {
+  const float one32 = 1, zero32 = 0;
+  const double one64 = 1, zero64 = 0;
+  const void* one = f64 ? static_cast<const void*>(&one64) : &one32;
+  const void* zero = f64 ? static_cast<const void*>(&zero64) : &zero32;
+  HT_LT(cublasLtMatmul(cuda.cublas_lt, d.op, one, b, d.first, a, d.second, zero, c, d.result, c, d.result, &choice.algo,
+                       cuda.main.workspace_of(choice.workspace, cuda.device), choice.workspace, cuda.stream()));
+}
+
+PlanCache& disk_cache(const CudaContext& cuda) {
+  static std::mutex mutex;
+  static auto& caches = *new std::map<std::string, PlanCache*>;
+  const std::lock_guard lock(mutex);
+  auto& slot = caches[cuda.gpu_name];
+  if (!slot) slot = new PlanCache(str("cublaslt-", cublasLtGetVersion(), "-", cuda.gpu_name, ".json"));
+  return *slot;
+}
+
+Choice choose(CudaContext& cuda, const GemmProblem& p, const std::string& key, const Descriptors& d, const void* a,
+              const void* b, void* c) {
+  if (const auto text = disk_cache(cuda).find(key))
+    if (const auto choice = decode(*text)) return *choice;
+  const int most = tune_mode() == TuneMode::full ? 24 : tune_mode() == TuneMode::fast ? 8 : 1;
+  const auto found = algorithms(cuda, d, most, alignment_of(a), alignment_of(b), alignment_of(c));
+  std::optional<Choice> best;
+  float best_us = 0;
+  for (const auto& candidate : found) {
+    const Choice choice{candidate.algo, candidate.workspaceSize};
+    if (found.size() == 1) return choice;
+    try {
+      const float us = time_on_device(cuda, [&] { run(cuda, d, choice, p.dtype == DType::f64, a, b, c); });
+      if (best && us >= best_us) continue;
+      best = choice;
+      best_us = us;
+    } catch (const Error&) {  // an algorithm may refuse at run time: the others remain
+    }
+  }
+  check(best.has_value(), "cuBLASLt: no algorithm for ", key);
+  disk_cache(cuda).store(key, encode(*best));
+  return *best;
+}
+}  // namespace
+
+void gemm_cuda(Context& ctx, const GemmProblem& p, const void* a, const void* b, const void* bias, void* c) {
+  CudaContext& cuda = ctx.cuda();
+  if (p.m == 0 || p.n == 0 || p.batch == 0) return;
+  const Descriptors d(p, bias);
+  const std::string key = str("gemm ", p.m, 'x', p.n, 'x', p.k, " batch ", p.batch, ' ', p.stride_a, ' ', p.stride_b,
+                              ' ', p.stride_c, p.trans_a ? " At" : "", p.trans_b ? " Bt" : "", ' ', p.dtype, "->",
+                              p.out, p.bias ? " bias" : "", p.relu ? " relu" : "",
+                              p.dtype == DType::f32 && tf32() ? " tf32" : "", deterministic() ? " deterministic" : "",
+                              " align ", std::min({alignment_of(a), alignment_of(b), alignment_of(c), 16u}));
+  thread_local std::map<std::string, Choice> choices;
+  const auto [it, fresh] = choices.try_emplace(str(cuda.device, ' ', key));
+  if (fresh) {
+    try {
+      it->second = choose(cuda, p, key, d, a, b, c);
+    } catch (...) {
+      choices.erase(it);
+      throw;
+    }
+  }
+  run(cuda, d, it->second, p.dtype == DType::f64, a, b, c);
+}
+
+}  // namespace ht

@@ -1,0 +1,28 @@
+// Matrix products on CUDA through cuBLASLt, row-major like all our tensors.
+#pragma once
+
+#include <cstdint>
+
+#include "core/context.h"
+#include "core/cuda_context.h"
+#include "core/dtype.h"
+
+namespace ht {
+
+// C[b] = op(A[b]) op(B[b]) (+ bias along n) (then ReLU), b in [0, batch). A is [m, k], or [k, m] when trans_a; B is [k,
+// n], or [n, k] when trans_b. All of `dtype`, except C of `out`; 16-bit products accumulate in FP32.
+struct GemmProblem {
+  int64_t m = 0, n = 0, k = 0, batch = 1;
+  bool trans_a = false, trans_b = false;
+  DType dtype = DType::f32;
+  DType out = DType::f32;
+  int64_t stride_a = 0, stride_b = 0, stride_c = 0;  // elements from one batch to the next; 0 repeats
+  bool bias = false, relu = false;
+};
+
+// Queues the product on the main lane. The first call of a problem times the heuristics' algorithms (tune mode) and
+// keeps the fastest, on disk too. `bias` is [n] of dtype `out`, or null. Throws Error when no algorithm takes the
+// problem.
+void gemm_cuda(Context& ctx, const GemmProblem& problem, const void* a, const void* b, const void* bias, void* c);
+
+}  // namespace ht
