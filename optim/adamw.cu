@@ -1,0 +1,46 @@
+// The update of optim/adamw.cpp on CUDA.
+#include "optim/adamw.h"
+#include "optim/multi_tensor.cuh"
+
+namespace ht::optim {
+
+namespace {
+template <class P, class G>
+__global__ void __launch_bounds__(kBlock)
+    adamw_kernel(const __grid_constant__ TensorTable table, AdamWOptions o, const double* rates, int64_t rate_count,
+                 const int64_t* applied) {
+  using A = acc_t<P>;
+  const double lr = rate_now(rates, rate_count, applied);
+  for_chunks(table, [&](int t, int64_t begin, int64_t end) {
+    P* param = static_cast<P*>(table.at[t][0]);
+    const G* grad = static_cast<const G*>(table.at[t][1]);
+    A* m = static_cast<A*>(table.at[t][2]);
+    A* s = static_cast<A*>(table.at[t][3]);
+    const double updates = static_cast<double>(*table.step[t] + 1);
+    const A beta1 = static_cast<A>(o.beta1), take1 = static_cast<A>(1 - o.beta1);
+    const A beta2 = static_cast<A>(o.beta2), take2 = static_cast<A>(1 - o.beta2);
+    const A root2 = static_cast<A>(sqrt(1 - pow(o.beta2, updates))), eps = static_cast<A>(o.eps);
+    const A shrink = static_cast<A>(1 - lr * o.weight_decay);
+    const A step_size = static_cast<A>(lr / (1 - pow(o.beta1, updates)));
+    for (int64_t i = begin + threadIdx.x; i < end; i += kBlock) {
+      const A g = static_cast<A>(load_as(grad[i]));
+      const A m_new = beta1 * m[i] + take1 * g, s_new = beta2 * s[i] + take2 * g * g;
+      m[i] = m_new;
+      s[i] = s_new;
+      param[i] = store_as<P>(shrink * load_as(param[i]) - step_size * (m_new / (sqrt(s_new) / root2 + eps)));
+    }
+  });
+}
+}  // namespace
+
+void adamw_cuda(const AdamWOptions& options, const Rate& rate, std::span<const UpdateItem> items) {
+  CudaContext& cuda = Context::of(rate.applied.device()).cuda();
+  for_tables(cuda, items, [&]<class P, class G>(const TensorTable& table, unsigned blocks) {
+    adamw_kernel<P, G><<<blocks, kBlock, 0, cuda.stream()>>>(table, options, rate.values.data<double>(),
+                                                             rate.values.numel(), rate.applied.data<int64_t>());
+    HT_LAUNCHED("adamw");
+  });
+  count_updates_cuda(cuda, items);
+}
+
+}  // namespace ht::optim

@@ -1,0 +1,89 @@
+// The update of optim/sgd.cpp on CUDA: one launch for up to 48 parameters, all state read from device memory.
+#include "optim/multi_tensor.cuh"
+#include "optim/sgd.h"
+
+namespace ht::optim {
+
+namespace {
+template <class A>
+struct Coefficients {
+  A decay, keep, take, momentum, shrink, lr;
+};
+
+template <class A>
+__device__ Coefficients<A> coefficients(const SgdOptions& o, double lr, bool first) {
+  return {static_cast<A>(o.decoupled_weight_decay ? 0 : o.weight_decay),
+          static_cast<A>(first ? 0 : o.momentum),
+          static_cast<A>(first ? 1 : 1 - o.dampening),
+          static_cast<A>(o.momentum),
+          static_cast<A>(o.decoupled_weight_decay ? 1 - lr * o.weight_decay : 1),
+          static_cast<A>(lr)};
+}
+
+// p and v are updated in place; `v` is not touched without momentum.
+template <class A>
+__device__ __forceinline__ void update_one(A& p, A grad, A& v, const Coefficients<A>& c, bool has_momentum,
+                                           bool nesterov) {
+  const A g = grad + c.decay * p;
+  A d = g;
+  if (has_momentum) {
+    v = c.keep * v + c.take * g;
+    d = nesterov ? g + c.momentum * v : v;
+  }
+  p = c.shrink * p - c.lr * d;
+}
+
+template <class P, class G>
+__global__ void __launch_bounds__(kBlock) sgd_kernel(const __grid_constant__ TensorTable table, SgdOptions o,
+                                                     const double* rates, int64_t rate_count, const int64_t* applied) {
+  using A = acc_t<P>;
+  const double lr = rate_now(rates, rate_count, applied);
+  for_chunks(table, [&](int t, int64_t begin, int64_t end) {
+    P* param = static_cast<P*>(table.at[t][0]);
+    const G* grad = static_cast<const G*>(table.at[t][1]);
+    A* buffer = static_cast<A*>(table.at[t][2]);
+    const bool has_momentum = buffer != nullptr;
+    const Coefficients<A> c = coefficients<A>(o, lr, *table.step[t] == 0);
+
+    constexpr int kWide = 4;
+    using PackP = Pack<P, kWide>;
+    using PackG = Pack<G, kWide>;
+    using PackA = Pack<A, kWide>;
+    const auto fits = [](const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; };
+    const bool wide = fits(param, sizeof(PackP)) && fits(grad, sizeof(PackG)) && fits(buffer, sizeof(PackA));
+    const int64_t tail = wide ? begin + (end - begin) / kWide * kWide : begin;
+    for (int64_t i = begin + int64_t{threadIdx.x} * kWide; i < tail; i += int64_t{kBlock} * kWide) {
+      PackP p = *reinterpret_cast<PackP*>(param + i);
+      const PackG g = *reinterpret_cast<const PackG*>(grad + i);
+      PackA v{};
+      if (has_momentum) v = *reinterpret_cast<PackA*>(buffer + i);
+#pragma unroll
+      for (int k = 0; k < kWide; ++k) {
+        A value = load_as(p.v[k]);
+        update_one(value, static_cast<A>(load_as(g.v[k])), v.v[k], c, has_momentum, o.nesterov);
+        p.v[k] = store_as<P>(value);
+      }
+      *reinterpret_cast<PackP*>(param + i) = p;
+      if (has_momentum) *reinterpret_cast<PackA*>(buffer + i) = v;
+    }
+    for (int64_t i = tail + threadIdx.x; i < end; i += kBlock) {
+      A value = load_as(param[i]), v = has_momentum ? buffer[i] : A(0);
+      update_one(value, static_cast<A>(load_as(grad[i])), v, c, has_momentum, o.nesterov);
+      param[i] = store_as<P>(value);
+      if (has_momentum) buffer[i] = v;
+    }
+  });
+}
+}  // namespace
+
+void sgd_cuda(const SgdOptions& options, const Rate& rate, std::span<const UpdateItem> items) {
+  CudaContext& cuda = Context::of(rate.applied.device()).cuda();
+  for_tables(cuda, items, [&]<class P, class G>(const TensorTable& table, unsigned blocks) {
+    sgd_kernel<P, G><<<blocks, kBlock, 0, cuda.stream()>>>(table, options, rate.values.data<double>(),
+                                                           rate.values.numel(), rate.applied.data<int64_t>());
+    HT_LAUNCHED("sgd");
+  });
+  count_updates_cuda(cuda, items);
+}
+
+}  // namespace ht::optim
