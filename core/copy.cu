@@ -92,6 +92,12 @@ void fill_cuda(const Tensor& t, double value) {
 void add_into_cuda(const Tensor& to, const Tensor& from) {
   if (to.numel() == 0) return;
   CudaContext& cuda = cuda_of(to);
+  if (to.dtype() == DType::i64 && from.dtype() == DType::i64) {  // counters
+    add_kernel<<<grid_for(cuda, to.numel()), kBlock, 0, cuda.stream()>>>(to.data<int64_t>(), from.data<int64_t>(),
+                                                                         to.numel());
+    HT_LAUNCHED("add_into");
+    return;
+  }
   dispatch_floating(to.dtype(), "add_into", [&]<class T>() {
     dispatch_floating(from.dtype(), "add_into", [&]<class F>() {
       add_kernel<<<grid_for(cuda, to.numel(), 4), kBlock, 0, cuda.stream()>>>(to.data<T>(), from.data<F>(), to.numel());
