@@ -180,7 +180,7 @@ Choice choose(CudaContext& cuda, const GemmProblem& p, const std::string& key, c
 }
 }  // namespace
 
-void gemm_cuda(Context& ctx, const GemmProblem& p, const void* a, const void* b, const void* bias, void* c) {
+void cublaslt_gemm(Context& ctx, const GemmProblem& p, const void* a, const void* b, const void* bias, void* c) {
   CudaContext& cuda = ctx.cuda();
   if (p.m == 0 || p.n == 0 || p.batch == 0) return;
   const Descriptors d(p, bias);

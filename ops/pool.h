@@ -12,17 +12,17 @@ struct Pool2d {
   int64_t n, h, w, c, oh, ow, kernel, stride, padding;
 
   // The common case: windows of 2x2 that touch but don't overlap, all of them inside.
-  bool halves() const { return kernel == 2 && stride == 2 && padding == 0; }
+  HT_HD bool halves() const { return kernel == 2 && stride == 2 && padding == 0; }
   // Rows or columns [begin, end) of an axis of `size` that window `o` covers; never empty.
   struct Range {
     int64_t begin, end;
   };
-  Range window(int64_t o, int64_t size) const {
+  HT_HD Range window(int64_t o, int64_t size) const {
     const int64_t at = o * stride - padding;
     return {std::max<int64_t>(at, 0), std::min(at + kernel, size)};
   }
   // Windows [begin, end) out of `count` that cover row or column `i`; may be empty.
-  Range windows_over(int64_t i, int64_t count) const {
+  HT_HD Range windows_over(int64_t i, int64_t count) const {
     const int64_t first = i + padding - kernel + 1;
     return {first > 0 ? (first + stride - 1) / stride : 0, std::min((i + padding) / stride + 1, count)};
   }
