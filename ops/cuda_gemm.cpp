@@ -1,0 +1,38 @@
+// The CUDA side of ops/gemm.h: shapes become cuBLASLt problems.
+#include "core/cublaslt_gemm.h"
+#include "ops/gemm.h"
+
+namespace ht {
+
+namespace {
+// cuBLASLt reads 16 bytes at a time; a view that starts elsewhere is copied (rare).
+Tensor aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data()) % 16 == 0 ? t : t.clone(); }
+}  // namespace
+
+void gemm_cuda(Context& ctx, const GemmShape& s, const Tensor& a, const Tensor& b, const Tensor& y,
+               const Tensor& bias) {
+  if (y.numel() == 0) return;
+  if (s.k == 0) {  // an empty sum
+    y.zero_();
+    for (int64_t r = 0; bias.defined() && r < s.m; ++r)
+      y.view({s.batch * s.m, s.n}).rows(r, r + 1).copy_(bias.view({1, s.n}));
+    return;
+  }
+  const Tensor first = aligned(a), second = aligned(b), offset = bias.defined() ? aligned(bias) : bias;
+  cublaslt_gemm(ctx,
+                {.m = s.m,
+                 .n = s.n,
+                 .k = s.k,
+                 .batch = s.batch,
+                 .trans_a = s.transpose_a,
+                 .trans_b = s.transpose_b,
+                 .dtype = a.dtype(),
+                 .out = y.dtype(),
+                 .stride_a = s.m * s.k,
+                 .stride_b = s.k * s.n,
+                 .stride_c = s.m * s.n,
+                 .bias = bias.defined()},
+                first.data(), second.data(), offset.data(), y.data());
+}
+
+}  // namespace ht
