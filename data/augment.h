@@ -33,4 +33,10 @@ void check_augment(const AugmentOptions& options, int64_t h, int64_t w, std::str
 Tensor augment(const Tensor& images, std::span<const int32_t> indices, const AugmentOptions& options,
                const Tensor& table, uint64_t seed, uint64_t epoch);
 
+// The same on a CUDA device (data/augment.cu), for images, labels, order (i32) and table that live there: x [n, h, w,
+// 3] and y i32 [n] of images order[first] .. order[first + n - 1]. Bit for bit what augment gives.
+void augment_cuda(const Tensor& images, const Tensor& labels, const Tensor& order, int64_t first,
+                  const AugmentOptions& options, const Tensor& table, uint64_t seed, uint64_t epoch, const Tensor& x,
+                  const Tensor& y);
+
 }  // namespace ht::data

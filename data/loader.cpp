@@ -18,6 +18,7 @@ struct Loader::State {
   int64_t steps = 0;
   LoaderPosition position;
   bool looping = false;
+  Tensor images, labels;  // where batches are made: on the delivering device
 
   std::vector<int32_t> order(int64_t epoch) const {
     if (options.shuffle) return permutation(set.size(), options.seed, static_cast<uint64_t>(epoch));
@@ -26,11 +27,26 @@ struct Loader::State {
     return order;
   }
 
-  Batch make(std::span<const int32_t> order, LoaderPosition at) const {
+  // The part of the permutation that is this rank's at a step: [begin, end).
+  std::pair<int64_t, int64_t> part(LoaderPosition at) const {
     const int64_t global = options.batch_size * options.world, first = at.step * global;
     const int64_t n = std::min(global, set.size() - first);
-    const int64_t begin = first + n * options.rank / options.world,
-                  end = first + n * (options.rank + 1) / options.world;
+    return {first + n * options.rank / options.world, first + n * (options.rank + 1) / options.world};
+  }
+
+  // `order` on the device: the images never leave it.
+  Batch make_on_device(const Tensor& order, LoaderPosition at) const {
+    const auto [begin, end] = part(at);
+    Batch batch{Tensor::empty(images.shape().with(0, end - begin), options.dtype, options.device),
+                Tensor::empty({end - begin}, DType::i32, options.device)};
+    if constexpr (kCudaBuild)
+      augment_cuda(images, labels, order, begin, options.augment, table, options.seed, static_cast<uint64_t>(at.epoch),
+                   batch.x, batch.y);
+    return batch;
+  }
+
+  Batch make(std::span<const int32_t> order, LoaderPosition at) const {
+    const auto [begin, end] = part(at);
     const auto mine = order.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
     Batch batch{augment(set.images, mine, options.augment, table, options.seed, static_cast<uint64_t>(at.epoch)),
                 Tensor::empty({end - begin}, DType::i32)};
@@ -46,6 +62,7 @@ struct Loader::Iterator::Loop {
   std::shared_ptr<State> state;
   LoaderPosition next;  // that the consumer gets
   std::vector<int32_t> order;
+  Tensor device_order;  // instead, where the device makes the batches: then there is no thread
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -56,7 +73,10 @@ struct Loader::Iterator::Loop {
 
   explicit Loop(std::shared_ptr<State> s)
       : state(std::move(s)), next(state->position), order(state->order(next.epoch)) {
-    if (state->options.prefetch > 0) worker = std::thread([this] { work(); });
+    if (state->options.device.is_cuda())
+      device_order = Tensor::of<int32_t>(order, {static_cast<int64_t>(order.size())}).to(state->options.device);
+    else if (state->options.prefetch > 0)
+      worker = std::thread([this] { work(); });
     state->looping = true;
   }
 
@@ -90,6 +110,7 @@ struct Loader::Iterator::Loop {
   }
 
   Batch take() {
+    if (device_order) return state->make_on_device(device_order, next);
     if (!worker.joinable()) return state->make(order, next);
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return !ready.empty() || failure; });
@@ -104,8 +125,7 @@ struct Loader::Iterator::Loop {
   bool step(Batch& batch) {
     if (next.step == state->steps) return false;
     batch = {};
-    Batch taken = take();
-    batch = {taken.x.to(state->options.device), taken.y.to(state->options.device)};
+    batch = take();
     ++next.step;
     state->position = next.step < state->steps ? next : LoaderPosition{next.epoch + 1, 0};
     return true;
@@ -140,8 +160,9 @@ Loader::Loader(ImageDataset set, const LoaderOptions& options) {
   check(steps > 0, "loader: a batch of ", options.batch_size, " x ", options.world,
         " rank(s) is larger than the set of ", n,
         " images, and drop_last leaves no batch; lower the batch size or turn drop_last off");
-  const Tensor table = normalization_table(options.normalization, options.dtype);
-  state_ = std::make_shared<State>(State{std::move(set), options, table, steps, {}, false});
+  const Tensor table = normalization_table(options.normalization, options.dtype).to(options.device);
+  const Tensor images = set.images.to(options.device), labels = set.labels.to(options.device);
+  state_ = std::make_shared<State>(State{std::move(set), options, table, steps, {}, false, images, labels});
 }
 
 Loader::~Loader() = default;

@@ -270,7 +270,7 @@ struct BatchNorm final : Op {
     const Tensor dbeta = needs[2] ? Tensor::empty_like(gamma) : Tensor();
     if constexpr (kCudaBuild) {
       if (ctx.is_cuda())
-        batch_norm_backward_cuda(ctx, options.training, x, gamma, mean_, invstd_, dy, dx, dgamma, dbeta);
+        batch_norm_backward_cuda(ctx, options.training, x, gamma, {}, mean_, invstd_, dy, dx, dgamma, dbeta);
     }
     if (!ctx.is_cuda())
       dispatch_floating(x.dtype(), name(), [&]<class T>() { backward_cpu<T>(x, gamma, dy, dx, dgamma, dbeta); });

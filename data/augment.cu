@@ -1,0 +1,48 @@
+// Batches made on the device from bytes that stay there: a block takes one image, a thread its pixels.
+#include "core/cuda_kernels.cuh"
+#include "data/augment.h"
+
+namespace ht::data {
+
+namespace {
+constexpr int kPixelThreads = 256;
+
+template <class T>
+__global__ void __launch_bounds__(kPixelThreads)
+    augment_kernel(const uint8_t* images, const int32_t* labels, const int32_t* order, AugmentOptions options,
+                   const T* table, uint64_t seed, uint64_t epoch, int h, int w, T* x, int32_t* y) {
+  __shared__ T values[3 * 256];
+  __shared__ Augmentation a;
+  const int32_t index = order[blockIdx.x];
+  for (int i = static_cast<int>(threadIdx.x); i < 3 * 256; i += kPixelThreads) values[i] = table[i];
+  if (threadIdx.x == 0) {
+    a = augmentation(options, seed, epoch, index, h, w);
+    y[blockIdx.x] = labels[index];
+  }
+  __syncthreads();
+  const uint8_t* from = images + int64_t{index} * h * w * 3;
+  T* to = x + int64_t{blockIdx.x} * h * w * 3;
+  for (int p = static_cast<int>(threadIdx.x); p < h * w; p += kPixelThreads) {
+    int from_y, from_x;
+    const bool kept = source_pixel(a, p / w, p % w, h, w, from_y, from_x);
+    const uint8_t* pixel = from + (from_y * w + from_x) * 3;
+#pragma unroll
+    for (int c = 0; c < 3; ++c) to[p * 3 + c] = kept ? values[256 * c + pixel[c]] : T(0.0f);
+  }
+}
+}  // namespace
+
+void augment_cuda(const Tensor& images, const Tensor& labels, const Tensor& order, int64_t first,
+                  const AugmentOptions& options, const Tensor& table, uint64_t seed, uint64_t epoch, const Tensor& x,
+                  const Tensor& y) {
+  if (y.numel() == 0) return;
+  CudaContext& cuda = Context::of(x.device()).cuda();
+  dispatch_floating(x.dtype(), "augment", [&]<class T>() {
+    augment_kernel<<<static_cast<unsigned>(y.numel()), kPixelThreads, 0, cuda.stream()>>>(
+        images.data<uint8_t>(), labels.data<int32_t>(), order.data<int32_t>() + first, options, table.data<T>(), seed,
+        epoch, static_cast<int>(images.dim(1)), static_cast<int>(images.dim(2)), x.data<T>(), y.data<int32_t>());
+    HT_LAUNCHED("augment");
+  });
+}
+
+}  // namespace ht::data
