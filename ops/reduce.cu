@@ -7,15 +7,9 @@
 namespace ht {
 
 namespace {
-template <class A>
-struct Identity {
-  __device__ A operator()(A v, int64_t) const { return v; }
-};
-template <class T>
-struct StoreSum {
-  T* y;
-  __device__ void operator()(int64_t o, double total) const { y[o] = store_as<T>(static_cast<acc_t<T>>(total)); }
-};
+using reduce_detail::Same;
+using reduce_detail::StoreWeighted;
+
 template <class A>
 struct StoreMean {
   A* mean;
@@ -80,7 +74,7 @@ void reduce_forward_cuda(Context& ctx, Fn fn, const ReducePlan& plan, const Tens
     using A = acc_t<T>;
     const A* mean = nullptr;
     if constexpr (Fn::reads == fn::Reads::x_mean) {
-      reduce_on_cuda(ctx, plan, x.data<T>(), Identity<A>{}, StoreMean<A>{stat.data<A>(), n});
+      reduce_on_cuda(ctx, plan, x.data<T>(), Same<A>{}, StoreMean<A>{stat.data<A>(), n});
       mean = stat.data<A>();
     }
     reduce_on_cuda(ctx, plan, x.data<T>(), MapWithMean<Fn, A>{fn, mean}, StoreFinished<Fn, T>{fn, y.data<T>(), n});
@@ -113,7 +107,7 @@ HT_REDUCE(Norm)
 
 void reduce_to_cuda(Context& ctx, const BroadcastPlan& plan, const Tensor& x, const Tensor& y) {
   dispatch_floating(x.dtype(), "reduce_to", [&]<class T>() {
-    reduce_on_cuda(ctx, reduce_plan(plan), x.data<T>(), Identity<acc_t<T>>{}, StoreSum<T>{y.data<T>()});
+    reduce_on_cuda(ctx, reduce_plan(plan), x.data<T>(), Same<acc_t<T>>{}, StoreWeighted<T>{y.data<T>(), 1});
   });
 }
 

@@ -120,6 +120,30 @@ void reduce_on_cuda(Context& ctx, const ReducePlan& p, const T* x, Map map, Put 
   HT_LAUNCHED("reduce finish");
 }
 
+namespace reduce_detail {
+template <class A>
+struct Same {
+  __device__ A operator()(A v, int64_t) const { return v; }
+};
+template <class T>
+struct StoreWeighted {
+  T* y;
+  double weight;
+  __device__ void operator()(int64_t o, double total) const {
+    y[o] = store_as<T>(static_cast<acc_t<T>>(total * weight));
+  }
+};
+}  // namespace reduce_detail
+
+// y [] of type T = weight * the sum of n values.
+template <class T>
+void weighted_sum_on_cuda(Context& ctx, const acc_t<T>* values, int64_t n, double weight, const Tensor& y) {
+  ReducePlan plan;
+  plan.count = plan.inner = n;
+  reduce_on_cuda(ctx, plan, values, reduce_detail::Same<acc_t<T>>{},
+                 reduce_detail::StoreWeighted<T>{y.data<T>(), weight});
+}
+
 // Calls the device functor f(i, o) once for every element i of x, o its output.
 template <class F>
 void expand_on_cuda(Context& ctx, const ReducePlan& p, F f) {

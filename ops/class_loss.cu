@@ -1,0 +1,126 @@
+// cross_entropy and nll_loss on CUDA. A label out of range cannot throw from here: its row's loss and gradient are NaN,
+// which the next host read of the loss shows.
+#include "ops/class_loss.h"
+#include "ops/reduce.cuh"
+#include "ops/softmax.cuh"
+
+namespace ht {
+
+namespace {
+constexpr int kLanes = 32;
+
+template <class T>
+__global__ void __launch_bounds__(kBlock)
+    cross_entropy_rows_kernel(const T* logits, const int64_t* labels, int64_t n, int64_t classes, double smoothing,
+                              acc_t<T>* stats, acc_t<T>* row_loss) {
+  using A = acc_t<T>;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const A e = static_cast<A>(smoothing);
+  HT_GRID_STRIDE(t, n * kLanes) {
+    const int64_t i = t / kLanes, label = labels[i];
+    const T* row = logits + i * classes;
+    const MaxAndRest<A> s = softmax_stats_of<kLanes>(row, classes, 1, lane);
+    const A log_sum = log1p(s.rest);
+    A even = 0;
+    if (e > A(0)) {  // apart: a logit of -inf would make 0 * inf of it
+      A sum = 0;
+      for (int64_t j = lane; j < classes; j += kLanes) sum += load_as(row[j]) - s.max;
+      even = e * (log_sum - lanes_sum<kLanes>(sum) / static_cast<A>(classes));
+    }
+    if (lane > 0) continue;
+    const bool valid = label >= 0 && label < classes;
+    stats[2 * i] = s.max;
+    stats[2 * i + 1] = log_sum;
+    row_loss[i] = valid ? (A(1) - e) * (log_sum - (load_as(row[label]) - s.max)) + even : static_cast<A>(NAN);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kBlock)
+    cross_entropy_gradient_kernel(const T* logits, const int64_t* labels, int64_t n, int64_t classes, double smoothing,
+                                  double weight, const acc_t<T>* stats, const T* dy, T* dx) {
+  using A = acc_t<T>;
+  const A e = static_cast<A>(smoothing), even = e / static_cast<A>(classes);
+  const A g = static_cast<A>(static_cast<double>(load_as(*dy)) * weight);
+  HT_GRID_STRIDE(k, n * classes) {
+    const int64_t i = k / classes, label = labels[i];
+    const A d = load_as(logits[k]) - stats[2 * i] - stats[2 * i + 1];
+    A q = k % classes == label ? expm1(d) + (e - even) : exp(d) - even;
+    if (label < 0 || label >= classes) q = static_cast<A>(NAN);
+    dx[k] = store_as<T>(g * q);
+  }
+}
+
+template <class T>
+__global__ void nll_rows_kernel(const T* x, const int64_t* labels, int64_t n, int64_t classes, acc_t<T>* row_loss) {
+  HT_GRID_STRIDE(i, n) {
+    const int64_t label = labels[i];
+    row_loss[i] = label >= 0 && label < classes ? -load_as(x[i * classes + label]) : static_cast<acc_t<T>>(NAN);
+  }
+}
+
+template <class T>
+__global__ void nll_gradient_kernel(const int64_t* labels, int64_t n, int64_t classes, double weight, const T* dy,
+                                    T* dx) {
+  const acc_t<T> g = static_cast<acc_t<T>>(-static_cast<double>(load_as(*dy)) * weight);
+  HT_GRID_STRIDE(i, n) {
+    if (labels[i] >= 0 && labels[i] < classes) dx[i * classes + labels[i]] = store_as<T>(g);
+  }
+}
+}  // namespace
+
+void cross_entropy_forward_cuda(Context& ctx, const CrossEntropyOptions& options, const Tensor& logits,
+                                const Tensor& labels, const Tensor& stats, const Tensor& loss) {
+  const int64_t n = logits.dim(0);
+  dispatch_floating(logits.dtype(), "cross_entropy", [&]<class T>() {
+    using A = acc_t<T>;
+    const Tensor row_loss = Tensor::empty({n}, dtype_of<A>(), ctx.device());
+    if (n > 0) {
+      cross_entropy_rows_kernel<T><<<grid_for(ctx.cuda(), n * kLanes), kBlock, 0, ctx.cuda().stream()>>>(
+          logits.data<T>(), labels.data<int64_t>(), n, logits.dim(1), options.label_smoothing, stats.data<A>(),
+          row_loss.data<A>());
+      HT_LAUNCHED("cross_entropy forward");
+    }
+    weighted_sum_on_cuda<T>(ctx, row_loss.data<A>(), n, reduction_weight(options.reduction, n), loss);
+  });
+}
+
+void cross_entropy_backward_cuda(Context& ctx, const CrossEntropyOptions& options, const Tensor& logits,
+                                 const Tensor& labels, const Tensor& stats, const Tensor& dy, const Tensor& dx) {
+  if (dx.numel() == 0) return;
+  const int64_t n = logits.dim(0);
+  dispatch_floating(dx.dtype(), "cross_entropy", [&]<class T>() {
+    cross_entropy_gradient_kernel<T><<<grid_for(ctx.cuda(), dx.numel()), kBlock, 0, ctx.cuda().stream()>>>(
+        logits.data<T>(), labels.data<int64_t>(), n, logits.dim(1), options.label_smoothing,
+        reduction_weight(options.reduction, n), stats.data<acc_t<T>>(), dy.data<T>(), dx.data<T>());
+    HT_LAUNCHED("cross_entropy backward");
+  });
+}
+
+void nll_loss_forward_cuda(Context& ctx, Reduction reduction, const Tensor& x, const Tensor& labels,
+                           const Tensor& loss) {
+  const int64_t n = x.dim(0);
+  dispatch_floating(x.dtype(), "nll_loss", [&]<class T>() {
+    using A = acc_t<T>;
+    const Tensor row_loss = Tensor::empty({n}, dtype_of<A>(), ctx.device());
+    if (n > 0) {
+      nll_rows_kernel<T><<<grid_for(ctx.cuda(), n), kBlock, 0, ctx.cuda().stream()>>>(
+          x.data<T>(), labels.data<int64_t>(), n, x.dim(1), row_loss.data<A>());
+      HT_LAUNCHED("nll_loss forward");
+    }
+    weighted_sum_on_cuda<T>(ctx, row_loss.data<A>(), n, reduction_weight(reduction, n), loss);
+  });
+}
+
+void nll_loss_backward_cuda(Context& ctx, Reduction reduction, const Tensor& labels, const Tensor& dy,
+                            const Tensor& dx) {
+  if (dx.numel() == 0) return;
+  const int64_t n = dx.dim(0);
+  dispatch_floating(dx.dtype(), "nll_loss", [&]<class T>() {
+    nll_gradient_kernel<T><<<grid_for(ctx.cuda(), n), kBlock, 0, ctx.cuda().stream()>>>(
+        labels.data<int64_t>(), n, dx.dim(1), reduction_weight(reduction, n), dy.data<T>(), dx.data<T>());
+    HT_LAUNCHED("nll_loss backward");
+  });
+}
+
+}  // namespace ht

@@ -1,0 +1,72 @@
+// The losses over elements on CUDA: one summing pass forward, one pass backward.
+#include "ops/elementwise_loss.h"
+#include "ops/reduce.cuh"
+
+namespace ht {
+
+namespace {
+// The summing engine reads one tensor; the losses of the elements are made first, in the accumulation type.
+template <class Fn, class T>
+__global__ void losses_kernel(Fn fn, const T* x, const T* target, acc_t<T>* losses, int64_t n) {
+  HT_GRID_STRIDE(i, n) losses[i] = fn.f(load_as(x[i]), load_as(target[i]));
+}
+
+template <class Fn, class T>
+__global__ void gradients_kernel(Fn fn, const T* x, const T* target, const T* dy, double weight, T* dx, T* dt,
+                                 int64_t n) {
+  using A = acc_t<T>;
+  const A g = static_cast<A>(static_cast<double>(load_as(*dy)) * weight);
+  HT_GRID_STRIDE(i, n) {
+    const A xi = load_as(x[i]), ti = load_as(target[i]);
+    if (dx) dx[i] = store_as<T>(g * fn.dx(xi, ti));
+    if (dt) dt[i] = store_as<T>(g * fn.dt(xi, ti));
+  }
+}
+
+double weight_of(Reduction reduction, int64_t n) {
+  return reduction == Reduction::mean ? 1 / static_cast<double>(n) : 1.0;
+}
+}  // namespace
+
+template <class Fn>
+void elementwise_loss_forward_cuda(Context& ctx, Fn fn, Reduction reduction, const Tensor& x, const Tensor& target,
+                                   const Tensor& loss) {
+  const int64_t n = x.numel();
+  dispatch_floating(x.dtype(), "loss", [&]<class T>() {
+    using A = acc_t<T>;
+    const Tensor losses = Tensor::empty({n}, dtype_of<A>(), ctx.device());
+    if (n > 0) {
+      losses_kernel<<<grid_for(ctx.cuda(), n, 4), kBlock, 0, ctx.cuda().stream()>>>(fn, x.data<T>(), target.data<T>(),
+                                                                                    losses.data<A>(), n);
+      HT_LAUNCHED("loss forward");
+    }
+    weighted_sum_on_cuda<T>(ctx, losses.data<A>(), n, weight_of(reduction, n), loss);
+  });
+}
+
+template <class Fn>
+void elementwise_loss_backward_cuda(Context& ctx, Fn fn, Reduction reduction, const Tensor& x, const Tensor& target,
+                                    const Tensor& dy, const Tensor& dx, const Tensor& dt) {
+  const int64_t n = x.numel();
+  if (n == 0) return;
+  dispatch_floating(x.dtype(), "loss", [&]<class T>() {
+    gradients_kernel<<<grid_for(ctx.cuda(), n, 4), kBlock, 0, ctx.cuda().stream()>>>(
+        fn, x.data<T>(), target.data<T>(), dy.data<T>(), weight_of(reduction, n), dx.defined() ? dx.data<T>() : nullptr,
+        dt.defined() ? dt.data<T>() : nullptr, n);
+    HT_LAUNCHED("loss backward");
+  });
+}
+
+#define HT_LOSS(Fn)                                                                                               \
+  template void elementwise_loss_forward_cuda<fn::Fn>(Context&, fn::Fn, Reduction, const Tensor&, const Tensor&,  \
+                                                      const Tensor&);                                             \
+  template void elementwise_loss_backward_cuda<fn::Fn>(Context&, fn::Fn, Reduction, const Tensor&, const Tensor&, \
+                                                       const Tensor&, const Tensor&, const Tensor&);
+HT_LOSS(Mse)
+HT_LOSS(L1)
+HT_LOSS(SmoothL1)
+HT_LOSS(BinaryCrossEntropy)
+HT_LOSS(BinaryCrossEntropyWithLogits)
+#undef HT_LOSS
+
+}  // namespace ht
