@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kBlock)
     const int64_t i = t / kLanes, label = labels[i];
     const T* row = logits + i * classes;
     const MaxAndRest<A> s = softmax_stats_of<kLanes>(row, classes, 1, lane);
-    const A log_sum = log1p(s.rest);
+    const A log_sum = ::log1p(s.rest);
     A even = 0;
     if (e > A(0)) {  // apart: a logit of -inf would make 0 * inf of it
       A sum = 0;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kBlock)
   HT_GRID_STRIDE(k, n * classes) {
     const int64_t i = k / classes, label = labels[i];
     const A d = load_as(logits[k]) - stats[2 * i] - stats[2 * i + 1];
-    A q = k % classes == label ? expm1(d) + (e - even) : exp(d) - even;
+    A q = k % classes == label ? ::expm1(d) + (e - even) : ::exp(d) - even;
     if (label < 0 || label >= classes) q = static_cast<A>(NAN);
     dx[k] = store_as<T>(g * q);
   }

@@ -12,10 +12,10 @@ __global__ void __launch_bounds__(kBlock) forward_kernel(SoftmaxPlan p, const T*
   HT_GRID_STRIDE(t, p.outer * p.inner * kLanes) {
     const int64_t row = t / kLanes, first = row / p.inner * p.n * p.inner + row % p.inner;
     const MaxAndRest<A> s = softmax_stats_of<kLanes>(x + first, p.n, p.inner, lane);
-    const A log_sum = log1p(s.rest), scale = A(1) / (A(1) + s.rest);
+    const A log_sum = ::log1p(s.rest), scale = A(1) / (A(1) + s.rest);
     for (int64_t j = lane; j < p.n; j += kLanes) {
       const A d = load_as(x[first + j * p.inner]) - s.max;
-      y[first + j * p.inner] = store_as<T>(kLog ? d - log_sum : exp(d) * scale);
+      y[first + j * p.inner] = store_as<T>(kLog ? d - log_sum : ::exp(d) * scale);
     }
   }
 }
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kBlock) backward_kernel(SoftmaxPlan p, const T
     for (int64_t j = lane; j < p.n; j += kLanes) {
       const int64_t i = first + j * p.inner;
       const A v = load_as(y[i]), d = load_as(dy[i]);
-      dx[i] = store_as<T>(kLog ? d - exp(v) * sum : v * (d - sum));
+      dx[i] = store_as<T>(kLog ? d - ::exp(v) * sum : v * (d - sum));
     }
   }
 }

@@ -31,7 +31,7 @@ __device__ MaxAndRest<acc_t<T>> softmax_stats_of(const T* x, int64_t n, int64_t 
   A rest = 0;
   for (int64_t j = lane; j < n; j += kLanes) {
     const A d = load_as(x[j * stride]) - max;
-    rest += j == arg ? d : exp(d);  // d is 0 at the maximum, NaN when that is infinite
+    rest += j == arg ? d : ::exp(d);  // d is 0 at the maximum, NaN when that is infinite
   }
   if constexpr (kLanes > 1)
     for (int step = kLanes / 2; step > 0; step /= 2) rest += __shfl_xor_sync(0xffffffffu, rest, step);
