@@ -10,8 +10,8 @@
 
 #include "core/cuda_check.h"
 #include "core/cuda_timing.h"
-#include "core/cudnn_graph.h"
 #include "core/plan_cache.h"
+#include "core/tuning.h"
 
 namespace ht {
 

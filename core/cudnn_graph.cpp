@@ -12,6 +12,7 @@
 #include "core/cuda_check.h"
 #include "core/cuda_timing.h"
 #include "core/plan_cache.h"
+#include "core/tuning.h"
 
 namespace ht {
 
@@ -87,9 +88,6 @@ cudnnDataType_t dnn_type(DType t) {
       fail("cudnn: dtype ", t, " is not floating");
   }
 }
-
-std::atomic<bool> allow_tf32{false};
-std::atomic<size_t> workspace_cap{size_t{1} << 30};
 }  // namespace
 
 std::string_view name_of(ConvKind kind) {
@@ -97,11 +95,7 @@ std::string_view name_of(ConvKind kind) {
   return names[static_cast<int>(kind)];
 }
 
-void set_tf32(bool on) { allow_tf32 = on; }
-bool tf32() { return allow_tf32; }
-void set_workspace_limit(size_t bytes) { workspace_cap = bytes; }
-size_t workspace_limit() { return workspace_cap; }
-PlanRules current_rules() { return {allow_tf32, deterministic(), workspace_cap}; }
+PlanRules current_rules() { return {tf32(), deterministic(), workspace_limit()}; }
 
 struct CudnnGraph::State {
   std::vector<Descriptor> tensors, parts, operations;

@@ -59,12 +59,6 @@ struct PlanRules {
   bool deterministic = false;
   size_t workspace_limit = size_t{1} << 30;  // bytes
 };
-// TF32 for FP32 convolutions and GEMMs; off by default, so that FP32 means FP32.
-void set_tf32(bool on);
-bool tf32();
-// Largest workspace a plan may ask for, in bytes (default 1 GiB).
-void set_workspace_limit(size_t bytes);
-size_t workspace_limit();
 PlanRules current_rules();
 
 // The fastest plan of any of the equivalent graphs that `forms` makes (called on a miss only), timed on `pointers`

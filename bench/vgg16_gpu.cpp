@@ -1,0 +1,87 @@
+// One training step of VGG16 on the GPU, the data on it: forward, loss, backward, SGD with momentum. The twin of
+// bench/pytorch_vgg16.py: same protocol, same JSON lines.
+//   bench_vgg16_gpu [--modes fp32 tf32] [--batches 128 ...] [--windows 7] [--steps 20] [--tune off|fast|full]
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+#include "core/allocator.h"
+#include "core/context.h"
+#include "core/plan_cache.h"
+#include "core/tuning.h"
+#include "models/vgg.h"
+#include "ops/ops.h"
+#include "optim/sgd.h"
+
+namespace {
+using Clock = std::chrono::steady_clock;
+
+void measure(const std::string& mode, int64_t batch, int windows, int steps) {
+  const ht::Device device = ht::Device::cuda();
+  ht::Context& context = ht::Context::of(device);
+  ht::set_tf32(mode == "tf32");
+  ht::manual_seed(7);
+  ht::empty_cache(device);
+  ht::reset_peak_memory(device);
+  const auto start = Clock::now();
+  ht::nn::Sequential model = ht::models::vgg16();
+  model.to(device);
+  ht::optim::Sgd sgd(model.parameters(), {.lr = 0.01, .momentum = 0.9});
+  const ht::Var x = ht::Tensor::normal({batch, 32, 32, 3}, {7, 1}).to(device);
+  std::vector<int64_t> labels(static_cast<size_t>(batch));
+  for (size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<int64_t>(i * 7 % 10);
+  const ht::Var y = ht::Tensor::of<int64_t>(labels, {batch}).to(device);
+  const auto step = [&] {
+    sgd.zero_grad();
+    ht::cross_entropy(model(x), y).backward();
+    sgd.step();
+  };
+  step();
+  context.synchronize();
+  const double first_s = std::chrono::duration<double>(Clock::now() - start).count();
+  for (int i = 0; i < 9; ++i) step();
+  context.synchronize();
+  std::vector<double> ms;
+  for (int w = 0; w < windows; ++w) {
+    const auto begin = Clock::now();
+    for (int i = 0; i < steps; ++i) step();
+    context.synchronize();
+    ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count() / steps);
+  }
+  std::sort(ms.begin(), ms.end());
+  const ht::MemoryStats memory = ht::memory_stats(device);
+  std::printf(
+      "{\"name\": \"halftone\", \"mode\": \"%s\", \"batch\": %lld, \"ms\": %.4f, \"spread_ms\": %.4f, "
+      "\"images_per_s\": %.0f, \"peak_mib\": %zu, \"reserved_mib\": %zu, \"first_step_s\": %.2f}\n",
+      mode.c_str(), static_cast<long long>(batch), ms[ms.size() / 2], ms.back() - ms.front(),
+      1000.0 * static_cast<double>(batch) / ms[ms.size() / 2], memory.peak >> 20, memory.reserved >> 20, first_s);
+  std::fflush(stdout);
+}
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("VGG16 training step on the GPU");
+  std::vector<std::string> modes{"fp32", "tf32"};
+  std::vector<int64_t> batches{128, 256, 512, 1024, 2048};
+  int windows = 7, steps = 20;
+  std::string tune = "fast";
+  app.add_option("--modes", modes)->check(CLI::IsMember({"fp32", "tf32"}));
+  app.add_option("--batches", batches)->check(CLI::PositiveNumber);
+  app.add_option("--windows", windows)->check(CLI::PositiveNumber);
+  app.add_option("--steps", steps)->check(CLI::PositiveNumber);
+  app.add_option("--tune", tune)->check(CLI::IsMember({"off", "fast", "full"}));
+  CLI11_PARSE(app, argc, argv);
+  if (ht::cuda_device_count() == 0) {
+    std::puts("SKIPPED: no CUDA device");
+    return 0;
+  }
+  try {
+    ht::set_tune_mode(ht::parse_tune_mode(tune));
+    for (const std::string& mode : modes)
+      for (const int64_t batch : batches) measure(mode, batch, windows, steps);
+  } catch (const ht::Error& e) {
+    std::fprintf(stderr, "error: %s\n", e.what());
+    return 1;
+  }
+}
