@@ -145,7 +145,9 @@ std::shared_ptr<CudaContext> make_cuda_context(int device) {
   HT_CUDA_CALL(cudaEventCreateWithFlags(&context->order_event, cudaEventDisableTiming));
   const cublasStatus_t status = cublasLtCreate(&context->cublas_lt);
   check(status == CUBLAS_STATUS_SUCCESS, "cublasLtCreate: ", cublasLtGetStatusString(status));
-  context->rng_base = Tensor::zeros({1}, DType::i64, Device::cuda(device));
+  // Not Tensor::zeros: a fill asks for this device's Context, which is only being made.
+  context->rng_base = Tensor::empty({1}, DType::i64, Device::cuda(device));
+  HT_CUDA_CALL(cudaMemsetAsync(context->rng_base.data(), 0, context->rng_base.bytes(), context->main.stream));
   return context;
 }
 
