@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <iosfwd>
+#include <limits>
 #include <string_view>
+#include <type_traits>
 
 #include "core/error.h"
 
@@ -98,6 +100,32 @@ struct Accumulate<BFloat16> {
 };
 template <class T>
 using acc_t = typename Accumulate<T>::type;
+
+// Floating to integer: towards zero; out of range gives the nearest limit and NaN gives 0.
+template <class To, class From>
+HT_HD constexpr To saturate(From v) {
+  using limits = std::numeric_limits<To>;
+  if (v != v) return 0;
+  if (v <= static_cast<From>(limits::min())) return limits::min();
+  if (v >= static_cast<From>(limits::max())) return limits::max();
+  return static_cast<To>(v);
+}
+
+// Converts one stored element to another type, through the wider floating type where one side is floating.
+template <class To, class From>
+HT_HD constexpr To convert_element(From v) {
+  if constexpr (std::is_same_v<To, From>) {
+    return v;
+  } else if constexpr (std::is_same_v<From, Half> || std::is_same_v<From, BFloat16>) {
+    return convert_element<To>(static_cast<float>(v));
+  } else if constexpr (std::is_same_v<To, Half> || std::is_same_v<To, BFloat16>) {
+    return To(static_cast<float>(v));
+  } else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {
+    return saturate<To>(v);
+  } else {
+    return static_cast<To>(v);
+  }
+}
 
 template <class T>
 constexpr DType dtype_of();

@@ -24,32 +24,6 @@ struct Tensor::Storage {
 };
 
 namespace {
-// Towards zero; out of range gives the nearest limit and NaN gives 0.
-template <class To, class From>
-To to_integer(From v) {
-  using limits = std::numeric_limits<To>;
-  if (v != v) return 0;
-  if (v <= static_cast<From>(limits::min())) return limits::min();
-  if (v >= static_cast<From>(limits::max())) return limits::max();
-  return static_cast<To>(v);
-}
-
-// Converts one stored element to another type, through the wider floating type where one side is floating.
-template <class To, class From>
-To convert(From v) {
-  if constexpr (std::is_same_v<To, From>) {
-    return v;
-  } else if constexpr (std::is_same_v<From, Half> || std::is_same_v<From, BFloat16>) {
-    return convert<To>(static_cast<float>(v));
-  } else if constexpr (std::is_same_v<To, Half> || std::is_same_v<To, BFloat16>) {
-    return To(static_cast<float>(v));
-  } else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {
-    return to_integer<To>(v);
-  } else {
-    return static_cast<To>(v);
-  }
-}
-
 void convert_cpu(const Tensor& from, const Tensor& to) {
   dispatch_all(from.dtype(), [&]<class From>() {
     dispatch_all(to.dtype(), [&]<class To>() {
@@ -63,7 +37,7 @@ void convert_cpu(const Tensor& from, const Tensor& to) {
         } else if constexpr (std::is_same_v<From, float> && kToHalf) {
           from_float(in + begin, out + begin, end - begin);
         } else {
-          for (int64_t i = begin; i < end; ++i) out[i] = convert<To>(in[i]);
+          for (int64_t i = begin; i < end; ++i) out[i] = convert_element<To>(in[i]);
         }
       });
     });
@@ -124,7 +98,7 @@ double Tensor::at(int64_t i) const {
   element.shape_ = {};
   element.data_ = static_cast<char*>(data_) + static_cast<size_t>(i) * size_of(dtype_);
   element = element.to(Device::cpu());
-  return dispatch_all(dtype_, [&]<class T>() { return convert<double>(*element.data<T>()); });
+  return dispatch_all(dtype_, [&]<class T>() { return convert_element<double>(*element.data<T>()); });
 }
 
 double Tensor::item() const {
@@ -215,7 +189,7 @@ void Tensor::fill_(double value) const {
   if (device().is_cuda()) {
     if constexpr (kCudaBuild) fill_cuda(*this, value);
   } else {
-    dispatch_all(dtype_, [&]<class T>() { std::fill_n(data<T>(), numel(), convert<T>(value)); });
+    dispatch_all(dtype_, [&]<class T>() { std::fill_n(data<T>(), numel(), convert_element<T>(value)); });
   }
   bump_version();
 }

@@ -315,7 +315,12 @@ std::vector<Sample> samples() {
       list.push_back({str(training ? "training" : "evaluation", ", x ", shape),
                       {sample_uniform(shape, stream, -2, 2), sample_signed(c, 100 + stream, 0.5, 2),
                        sample_uniform(c, 200 + stream, -1, 1)},
-                      [=](std::span<const Var> in) { return batch_norm(in[0], in[1], in[2], mean, var, options); }});
+                      [=](std::span<const Var> in) {
+                        const auto like_gamma = [&](const Tensor& t) {  // samples run in other dtypes and devices too
+                          return t ? t.to(in[1].dtype()).to(in[1].device()) : t;
+                        };
+                        return batch_norm(in[0], in[1], in[2], like_gamma(mean), like_gamma(var), options);
+                      }});
     }
   }
   return list;

@@ -103,10 +103,11 @@ std::vector<Sample> samples() {
   for (const CrossEntropyOptions& options :
        {CrossEntropyOptions{}, CrossEntropyOptions{0.1, Reduction::mean}, CrossEntropyOptions{0.3, Reduction::sum}}) {
     for (const Shape& shape : {Shape{1, 3}, Shape{4, 5}, Shape{3, 1}, Shape{7, 10}}) {
-      const Var labels(sample_labels(shape[0], shape[1], 1));
-      all.push_back({str("logits ", shape, " smoothing ", options.label_smoothing),
-                     {sample_signed(shape, 0, 0.1, 3)},
-                     [=](std::span<const Var> in) { return cross_entropy(in[0], labels, options); }});
+      const Tensor labels = sample_labels(shape[0], shape[1], 1);
+      all.push_back(
+          {str("logits ", shape, " smoothing ", options.label_smoothing),
+           {sample_signed(shape, 0, 0.1, 3)},
+           [=](std::span<const Var> in) { return cross_entropy(in[0], labels.to(in[0].device()), options); }});
     }
   }
   return all;

@@ -56,7 +56,7 @@ std::vector<Sample> samples() {
   for (const auto& [shape, p] : {std::pair{Shape{7}, 0.5}, std::pair{Shape{3, 5}, 0.2}, std::pair{Shape{1, 4, 3}, 0.9},
                                  std::pair{Shape{5}, 1.0}, std::pair{Shape{0, 3}, 0.5}})
     all.push_back({str("x ", shape, " p ", p), {sample_signed(shape, 0, 0.1, 2)}, [p = p](std::span<const Var> in) {
-                     Context::of(Device::cpu()).generator().manual_seed(11);  // the same mask in every call
+                     Context::of(in[0].device()).generator().manual_seed(11);  // the same mask in every call
                      return dropout(in[0], p);
                    }});
   return all;

@@ -64,10 +64,10 @@ std::vector<Sample> samples() {
   std::vector<Sample> all;
   for (const Reduction reduction : {Reduction::mean, Reduction::sum}) {
     for (const Shape& shape : {Shape{1, 3}, Shape{4, 5}, Shape{3, 1}}) {
-      const Var labels(sample_labels(shape[0], shape[1], 1));
+      const Tensor labels = sample_labels(shape[0], shape[1], 1);
       all.push_back({str("x ", shape, reduction == Reduction::mean ? " mean" : " sum"),
                      {sample_uniform(shape, 0, -4, -0.1)},
-                     [=](std::span<const Var> in) { return nll_loss(in[0], labels, reduction); }});
+                     [=](std::span<const Var> in) { return nll_loss(in[0], labels.to(in[0].device()), reduction); }});
     }
   }
   return all;

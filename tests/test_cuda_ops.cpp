@@ -15,10 +15,16 @@ struct Outcome {
   std::vector<Tensor> grads;
 };
 
+// The dtype of input k: those that the op keeps (batch norm's parameters) stay FP32 beside half data.
+DType input_dtype(const OpInfo& op, size_t k, DType dtype) {
+  return k < op.args.size() && op.args[k] == ArgTag::keep && is_half(dtype) ? DType::f32 : dtype;
+}
+
 // Runs a sample in `dtype` on a device; the seed of backward is the same everywhere.
-Outcome run(const Sample& s, DType dtype, Device device) {
+Outcome run(const OpInfo& op, const Sample& s, DType dtype, Device device) {
   std::vector<Var> in;
-  for (const Tensor& t : s.inputs) in.emplace_back(t.to(dtype).to(device), true);
+  for (size_t k = 0; k < s.inputs.size(); ++k)
+    in.emplace_back(s.inputs[k].to(input_dtype(op, k, dtype)).to(device), true);
   const Var y = s.function(in);
   const Tensor seed = Tensor::uniform(y.shape(), {99, 1}, 0.5, 1.5, DType::f64).to(y.dtype()).to(device);
   y.backward(seed);
@@ -28,9 +34,9 @@ Outcome run(const Sample& s, DType dtype, Device device) {
 }
 
 // The inputs rounded to `dtype`, so that FP32 sees exactly the numbers that half saw.
-Sample rounded(const Sample& s, DType dtype) {
+Sample rounded(const OpInfo& op, const Sample& s, DType dtype) {
   Sample r = s;
-  for (Tensor& t : r.inputs) t = t.to(dtype).to(DType::f64);
+  for (size_t k = 0; k < r.inputs.size(); ++k) r.inputs[k] = r.inputs[k].to(input_dtype(op, k, dtype)).to(DType::f64);
   return r;
 }
 
@@ -48,34 +54,36 @@ double distance(const Tensor& a, const Tensor& b) {
   return norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
 }
 
-void compare_all(DType dtype, DType reference, double bound) {
+void compare_all(DType dtype, double bound) {
   HT_NEEDS_CUDA();
   int compared = 0;
   for (const OpInfo* op : all_ops()) {
     double worst = 0;
     for (const Sample& sample : op->samples()) {
       INFO(op->name << " (" << sample.label << ") " << name_of(dtype));
-      const Sample s = rounded(sample, dtype);
+      const Sample s = rounded(*op, sample, dtype);
       Outcome cuda;
       try {
-        cuda = run(s, dtype, Device::cuda());
+        cuda = run(*op, s, dtype, Device::cuda());
       } catch (const Error& e) {  // only a library's refusal of f64 may be missing
         const bool f64_refused = dtype == DType::f64 && std::string(e.what()).find("no plan") != std::string::npos;
         const bool forbidden = op->tag == AmpTag::forbid && is_half(dtype);
-        CHECK_MESSAGE((f64_refused || forbidden), e.what());
+        CHECK_MESSAGE((f64_refused || forbidden), std::string(e.what()));
         continue;
       }
-      const Outcome cpu = run(s, reference, Device::cpu());
-      const double forward = distance(cuda.y, cpu.y);
-      CHECK(forward <= bound);
-      worst = std::max(worst, forward);
-      REQUIRE(cuda.grads.size() == cpu.grads.size());
-      for (size_t k = 0; k < cpu.grads.size(); ++k) {
-        REQUIRE(cuda.grads[k].defined() == cpu.grads[k].defined());
-        if (!cpu.grads[k].defined()) continue;
-        const double backward = distance(cuda.grads[k], cpu.grads[k]);
-        CHECK_MESSAGE(backward <= bound, "gradient of input ", k, ": ", backward);
-        worst = std::max(worst, backward);
+      const Outcome exact = run(*op, s, DType::f64, Device::cpu());
+      // An ill-conditioned sample (a batch norm of two values) may be as wrong as the CPU is in the same arithmetic.
+      const Outcome cpu = run(*op, s, is_half(dtype) ? DType::f32 : dtype, Device::cpu());
+      const auto compare = [&](const Tensor& got, const Tensor& want, const Tensor& peer, const std::string& what) {
+        const double error = distance(got, want), allowed = std::max(bound, 3 * distance(peer, want));
+        CHECK_MESSAGE(error <= allowed, what, ": relative L2 ", error, ", allowed ", allowed);
+        worst = std::max(worst, error);
+      };
+      compare(cuda.y, exact.y, cpu.y, "output");
+      for (size_t k = 0; k < exact.grads.size(); ++k) {
+        REQUIRE(cuda.grads[k].defined() == exact.grads[k].defined());
+        if (exact.grads[k].defined())
+          compare(cuda.grads[k], exact.grads[k], cpu.grads[k], str("gradient of input ", k));
       }
       ++compared;
     }
@@ -85,7 +93,7 @@ void compare_all(DType dtype, DType reference, double bound) {
 }
 }  // namespace
 
-TEST_CASE("cuda ops: f64 against the CPU") { compare_all(DType::f64, DType::f64, 1e-10); }
-TEST_CASE("cuda ops: f32 against the CPU") { compare_all(DType::f32, DType::f32, 1e-5); }
-TEST_CASE("cuda ops: f16 against f32 on the CPU") { compare_all(DType::f16, DType::f32, 2e-3); }
-TEST_CASE("cuda ops: bf16 against f32 on the CPU") { compare_all(DType::bf16, DType::f32, 2e-2); }
+TEST_CASE("cuda ops: f64 against the CPU") { compare_all(DType::f64, 1e-10); }
+TEST_CASE("cuda ops: f32 against the CPU") { compare_all(DType::f32, 1e-5); }
+TEST_CASE("cuda ops: f16 against the CPU") { compare_all(DType::f16, 2e-3); }
+TEST_CASE("cuda ops: bf16 against the CPU") { compare_all(DType::bf16, 2e-2); }
