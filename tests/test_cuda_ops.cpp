@@ -20,13 +20,13 @@ DType input_dtype(const OpInfo& op, size_t k, DType dtype) {
   return k < op.args.size() && op.args[k] == ArgTag::keep && is_half(dtype) ? DType::f32 : dtype;
 }
 
-// Runs a sample in `dtype` on a device; the seed of backward is the same everywhere.
-Outcome run(const OpInfo& op, const Sample& s, DType dtype, Device device) {
+// Runs a sample in `dtype` on a device; the seed of backward is the same everywhere, rounded to `seed_dtype`.
+Outcome run(const OpInfo& op, const Sample& s, DType dtype, DType seed_dtype, Device device) {
   std::vector<Var> in;
   for (size_t k = 0; k < s.inputs.size(); ++k)
     in.emplace_back(s.inputs[k].to(input_dtype(op, k, dtype)).to(device), true);
   const Var y = s.function(in);
-  const Tensor seed = Tensor::uniform(y.shape(), {99, 1}, 0.5, 1.5, DType::f64).to(y.dtype()).to(device);
+  const Tensor seed = Tensor::uniform(y.shape(), {99, 1}, 0.5, 1.5, DType::f64).to(seed_dtype).to(y.dtype()).to(device);
   y.backward(seed);
   Outcome out{y.value().to(Device::cpu()), {}};
   for (const Var& v : in) out.grads.push_back(v.grad().defined() ? v.grad().to(Device::cpu()) : Tensor());
@@ -64,16 +64,16 @@ void compare_all(DType dtype, double bound) {
       const Sample s = rounded(*op, sample, dtype);
       Outcome cuda;
       try {
-        cuda = run(*op, s, dtype, Device::cuda());
+        cuda = run(*op, s, dtype, dtype, Device::cuda());
       } catch (const Error& e) {  // only a library's refusal of f64 may be missing
         const bool f64_refused = dtype == DType::f64 && std::string(e.what()).find("no plan") != std::string::npos;
         const bool forbidden = op->tag == AmpTag::forbid && is_half(dtype);
         CHECK_MESSAGE((f64_refused || forbidden), std::string(e.what()));
         continue;
       }
-      const Outcome exact = run(*op, s, DType::f64, Device::cpu());
+      const Outcome exact = run(*op, s, DType::f64, dtype, Device::cpu());
       // An ill-conditioned sample (a batch norm of two values) may be as wrong as the CPU is in the same arithmetic.
-      const Outcome cpu = run(*op, s, is_half(dtype) ? DType::f32 : dtype, Device::cpu());
+      const Outcome cpu = run(*op, s, is_half(dtype) ? DType::f32 : dtype, dtype, Device::cpu());
       const auto compare = [&](const Tensor& got, const Tensor& want, const Tensor& peer, const std::string& what) {
         const double error = distance(got, want), allowed = std::max(bound, 3 * distance(peer, want));
         CHECK_MESSAGE(error <= allowed, what, ": relative L2 ", error, ", allowed ", allowed);
