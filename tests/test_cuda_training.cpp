@@ -1,0 +1,118 @@
+// What training needs besides the ops on CUDA: batches, optimizers, clipping, copies, steady memory.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "core/allocator.h"
+#include "data/loader.h"
+#include "data/synthetic.h"
+#include "models/vgg.h"
+#include "ops/ops.h"
+#include "optim/adamw.h"
+#include "optim/clip.h"
+#include "optim/sgd.h"
+#include "tests/cuda_test.h"
+
+using namespace ht;
+
+TEST_CASE("cuda: the loader gives the CPU's batches, bit for bit") {
+  HT_NEEDS_CUDA();
+  const data::ImageDataset set = data::make_synthetic({.train = 300, .test = 10}).train;
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    data::LoaderOptions options{.batch_size = 64, .seed = 3};
+    options.augment = {.flip = data::Flip::random, .crop_pad = 4, .cutout = 9};
+    options.dtype = dtype;
+    data::Loader cpu(set, options);
+    options.device = Device::cuda();
+    data::Loader cuda(set, options);
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      auto theirs = cuda.begin();
+      for (auto [x, y] : cpu) {
+        const data::Batch batch = *theirs;
+        REQUIRE(batch.x.device().is_cuda());
+        CHECK(batch.x.to_vector() == x.to_vector());
+        CHECK(batch.y.to_vector() == y.to_vector());
+        ++theirs;
+      }
+      CHECK(theirs == cuda.end());
+    }
+  }
+}
+
+namespace {
+// Twelve steps of an optimizer on a device, gradients from a fixed stream; sizes that fill no vector evenly.
+template <class Make>
+std::vector<double> optimize(Make make, Device device, DType grad_dtype) {
+  std::vector<Var> params;
+  for (const int64_t n : {1, 7, 1000, 40001})
+    params.emplace_back(Tensor::normal({n}, {5, static_cast<uint64_t>(n)}).to(device), true);
+  auto optimizer = make(params);
+  for (uint64_t step = 0; step < 12; ++step) {
+    uint64_t k = 0;
+    for (const Var& p : params)
+      p.grad_slot() = Tensor::normal(p.shape(), {6, 100 * step + k++}).to(grad_dtype).to(device);
+    optim::clip_grad_norm_(params, 50);
+    optimizer.step();
+  }
+  CHECK(optimizer.applied_steps() == 12);
+  std::vector<double> all;
+  for (const Var& p : params)
+    for (const double v : p.value().to_vector()) all.push_back(v);
+  return all;
+}
+
+template <class Make>
+void check_optimizer(Make make) {
+  for (const DType grad : {DType::f32, DType::f16}) {
+    const std::vector<double> cpu = optimize(make, Device::cpu(), grad), cuda = optimize(make, Device::cuda(), grad);
+    REQUIRE(cpu.size() == cuda.size());
+    double worst = 0;
+    for (size_t i = 0; i < cpu.size(); ++i) worst = std::max(worst, std::abs(cpu[i] - cuda[i]));
+    CHECK(worst < (grad == DType::f32 ? 1e-5 : 1e-3));
+  }
+}
+}  // namespace
+
+TEST_CASE("cuda: sgd, adamw and clipping take the CPU's steps") {
+  HT_NEEDS_CUDA();
+  check_optimizer([](const std::vector<Var>& p) {
+    return optim::Sgd(p, {.lr = 0.05, .momentum = 0.9, .nesterov = true, .weight_decay = 0.01});
+  });
+  check_optimizer([](const std::vector<Var>& p) { return optim::Sgd(p, {.lr = 0.05}); });
+  check_optimizer([](const std::vector<Var>& p) { return optim::AdamW(p, {.lr = 0.01}); });
+}
+
+TEST_CASE("cuda: conversions between all dtypes are the CPU's") {
+  HT_NEEDS_CUDA();
+  const Tensor values =
+      Tensor::from({-1e9, -300.7, -1.5, -0.0, 0.3, 2.5, 255.6, 70000.0, 3e9, NAN, INFINITY}, {11}, DType::f64);
+  for (const DType from : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::u8, DType::i32, DType::i64})
+    for (const DType to : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::u8, DType::i32, DType::i64}) {
+      const Tensor start = values.to(from);
+      const std::vector<double> cpu = start.to(to).to_vector(), cuda = start.to(Device::cuda()).to(to).to_vector();
+      for (size_t i = 0; i < cpu.size(); ++i)
+        CHECK_MESSAGE((cpu[i] == cuda[i] || (std::isnan(cpu[i]) && std::isnan(cuda[i]))), name_of(from), " -> ",
+                      name_of(to), ": ", cpu[i], " ", cuda[i]);
+    }
+}
+
+TEST_CASE("cuda: a thousand training steps hold no more memory than ten") {
+  HT_NEEDS_CUDA();
+  manual_seed(1);
+  nn::Sequential model = models::vgg16({.width = 0.125});
+  model.to(Device::cuda());
+  optim::Sgd sgd(model.parameters(), {.lr = 0.001, .momentum = 0.9});
+  const Var x = Tensor::normal({16, 32, 32, 3}, {7, 1}).to(Device::cuda());
+  const Var y = Tensor::zeros({16}, DType::i64).to(Device::cuda());
+  MemoryStats early;
+  for (int step = 0; step < 1000; ++step) {
+    sgd.zero_grad();
+    cross_entropy(model(x), y).backward();
+    sgd.step();
+    if (step == 10) early = memory_stats(Device::cuda());
+  }
+  const MemoryStats late = memory_stats(Device::cuda());
+  CHECK(late.allocated == early.allocated);
+  CHECK(late.reserved == early.reserved);
+  CHECK(late.peak == early.peak);
+}
