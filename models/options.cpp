@@ -23,8 +23,8 @@ void fill_defaults(const CLI::App& app, TrainOptions& o) {
   const bool generated = o.data.empty(), cpu = !o.device.is_cuda();
   if (open("--epochs")) o.epochs = o.iterations > 0 ? o.iterations : generated ? 6 : 30;
   if (open("--width")) o.width = cpu ? 0.125 : 1.0;
-  if (open("--batch-size")) o.batch_size = cpu ? 64 : 512;
-  if (open("--lr")) o.lr = !cpu ? 0.1 : generated ? 0.05 : 0.01;
+  if (open("--batch-size")) o.batch_size = cpu ? 64 : generated ? 128 : 512;
+  if (open("--lr")) o.lr = cpu ? (generated ? 0.05 : 0.01) : (generated ? 0.02 : 0.1);
   if (open("--augment")) o.augment = generated ? Augment::flip : Augment::crop;
 }
 
