@@ -83,11 +83,11 @@ stage_benchmark() {
   need_gpu
   local program found=
   nvidia-smi --query-gpu=name,driver_version,clocks.sm,memory.total --format=csv,noheader
-  for program in "$build_dir"/bin/bench_cuda*; do
+  for program in "$build_dir"/bin/bench_*_gpu; do
     [ -x "$program" ] || continue
     found=yes
     say "$program"
-    "$program" --quick
+    "$program" --batches 128 --windows 3 --steps 10
   done
   if [ -x "$build_dir/bin/train_vgg16" ]; then
     found=yes
