@@ -30,14 +30,14 @@ Tensor from_file(const Tensor& stored, const Tensor& like, int64_t hw) {
   if (hw > 1) t = swap_inner(t, t.dim(0), t.numel() / std::max<int64_t>(t.dim(0) * hw, 1), hw);
   return t.view(like.shape());
 }
+}  // namespace
 
-std::string list(const std::vector<std::string>& items) {
+std::string list_keys(const std::vector<std::string>& keys) {
   std::string text;
-  for (size_t i = 0; i < items.size() && i < 8; ++i) text += (i ? ", " : "") + items[i];
-  if (items.size() > 8) text += str(", and ", items.size() - 8, " more");
+  for (size_t i = 0; i < keys.size() && i < 8; ++i) text += (i ? ", " : "") + keys[i];
+  if (keys.size() > 8) text += str(", and ", keys.size() - 8, " more");
   return text;
 }
-}  // namespace
 
 template <class F>
 void Module::visit(const std::string& prefix, F&& f) const {
@@ -121,8 +121,9 @@ void Module::load_state_dict(const StateDict& state, bool strict) {
   });
   for (const auto& [name, tensor] : rest) unexpected.push_back(name);
   const bool ok = mismatched.empty() && (!strict || (missing.empty() && unexpected.empty()));
-  check(ok, "load_state_dict: ", missing.size(), " missing [", list(missing), "], ", unexpected.size(), " unexpected [",
-        list(unexpected), "], ", mismatched.size(), " mismatched [", list(mismatched), "]; nothing was loaded");
+  check(ok, "load_state_dict: ", missing.size(), " missing [", list_keys(missing), "], ", unexpected.size(),
+        " unexpected [", list_keys(unexpected), "], ", mismatched.size(), " mismatched [", list_keys(mismatched),
+        "]; nothing was loaded");
   visit("", [&](const std::string& name, const Entry& e) {
     const auto it = state.find(name);
     if (it != state.end()) e.var.value().copy_(from_file(it->second, e.var.value(), e.spatial.h * e.spatial.w));

@@ -13,6 +13,8 @@
 namespace ht {
 
 using StateDict = std::map<std::string, Tensor>;
+// "a, b, c", at most eight of them and then how many more: for the errors of load_state_dict.
+std::string list_keys(const std::vector<std::string>& keys);
 
 // How a matrix [out, h w c] is kept in files: as PyTorch's [out, c h w]. A weight of rank 4, [out, h, w, c], always
 // becomes [out, c, h, w].

@@ -9,6 +9,7 @@
 #include "autograd/var.h"
 #include "core/parallel.h"
 #include "ops/ops.h"
+#include "ops/runs.h"
 
 namespace ht {
 
@@ -130,17 +131,6 @@ double sum_elements(int64_t n, F f) {
 }
 
 namespace detail {
-// n elements as the accumulation type: in place, or converted into `buffer`.
-template <class T>
-const acc_t<T>* load_run(const T* from, [[maybe_unused]] acc_t<T>* buffer, [[maybe_unused]] int64_t n) {
-  if constexpr (std::is_same_v<T, acc_t<T>>) {
-    return from;
-  } else {
-    to_float(from, buffer, n);
-    return buffer;
-  }
-}
-
 // One output of a plan whose innermost group is reduced: runs [begin, end) of its elements.
 template <class T, class Map>
 double reduce_row(const ReducePlan& p, const T* x, int64_t out, int64_t begin, int64_t end, Map map) {

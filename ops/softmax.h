@@ -1,13 +1,13 @@
-// What softmax, log_softmax and cross_entropy share: how they see an axis, and the stable statistics along it.
+// What softmax, log_softmax and cross_entropy share: how they see an axis, the stable statistics along it, and the one
+// Op class over the formulas of the first two.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "core/context.h"
+#include "autograd/var.h"
 #include "core/parallel.h"
-#include "core/tensor.h"
 
 namespace ht {
 
@@ -73,5 +73,86 @@ SoftmaxStats<acc_t<T>> softmax_stats(const T* x, const SoftmaxPlan& p, int64_t w
   }
   return s;
 }
+
+// y = fn.value(x - m, fn.scale(rest));  dx = fn.dx(dy, y, sum of fn.term(dy, y) along the axis). Backward reads y.
+template <class Fn>
+class SoftmaxOp : public Op {
+ public:
+  explicit SoftmaxOp(int axis) : axis_(axis) {}
+
+  TensorSpec infer(Inputs in) const override {
+    plan_softmax(name(), in[0], axis_);
+    return in[0].spec();
+  }
+
+  Tensor forward(Context& ctx, Inputs in, const TensorSpec& out) override {
+    const Tensor x = in[0], y = Tensor::empty(out, ctx.device());
+    plan_ = plan_softmax(name(), x, axis_);
+    if constexpr (kCudaBuild) {
+      if (ctx.is_cuda()) softmax_forward_cuda(ctx, Fn::log, plan_, x, y);
+    }
+    if (!ctx.is_cuda())
+      dispatch_floating(out.dtype, name(), [&]<class T>() { forward_cpu(plan_, x.data<T>(), y.data<T>()); });
+    y_ = y;
+    return y;
+  }
+
+  Grads backward(Context& ctx, const Tensor& dy, const std::vector<bool>&) override {
+    const Tensor dx = Tensor::empty_like(dy), y = *y_;
+    if constexpr (kCudaBuild) {
+      if (ctx.is_cuda()) softmax_backward_cuda(ctx, Fn::log, plan_, y, dy, dx);
+    }
+    if (!ctx.is_cuda()) {
+      dispatch_floating(dy.dtype(), name(),
+                        [&]<class T>() { backward_cpu(plan_, y.data<T>(), dy.data<T>(), dx.data<T>()); });
+    }
+    return {dx};
+  }
+
+ private:
+  template <class T>
+  static void forward_cpu(const SoftmaxPlan& p, const T* from, T* to) {
+    using A = acc_t<T>;
+    for_softmax_blocks(p, [&p, from, to](int64_t first, int64_t width) {
+      const T* x = from + first;
+      T* y = to + first;
+      const SoftmaxStats<A> s = softmax_stats(x, p, width);
+      A scale[kSoftmaxWidth];
+      for (int64_t c = 0; c < width; ++c) scale[c] = Fn::scale(s.rest[c]);
+      for (int64_t j = 0; j < p.n; ++j) {
+        for (int64_t c = 0; c < width; ++c) {
+          const int64_t i = j * p.inner + c;
+          y[i] = static_cast<T>(Fn::value(static_cast<A>(x[i]) - s.max[c], scale[c]));
+        }
+      }
+    });
+  }
+
+  template <class T>
+  static void backward_cpu(const SoftmaxPlan& p, const T* y0, const T* dy0, T* dx0) {
+    using A = acc_t<T>;
+    for_softmax_blocks(p, [=, &p](int64_t first, int64_t width) {
+      const T *y = y0 + first, *dy = dy0 + first;
+      T* dx = dx0 + first;
+      A sum[kSoftmaxWidth] = {};
+      for (int64_t j = 0; j < p.n; ++j) {
+        for (int64_t c = 0; c < width; ++c) {
+          const int64_t i = j * p.inner + c;
+          sum[c] += Fn::term(static_cast<A>(dy[i]), static_cast<A>(y[i]));
+        }
+      }
+      for (int64_t j = 0; j < p.n; ++j) {
+        for (int64_t c = 0; c < width; ++c) {
+          const int64_t i = j * p.inner + c;
+          dx[i] = static_cast<T>(Fn::dx(static_cast<A>(dy[i]), static_cast<A>(y[i]), sum[c]));
+        }
+      }
+    });
+  }
+
+  int axis_;
+  SoftmaxPlan plan_;
+  Saved y_;
+};
 
 }  // namespace ht

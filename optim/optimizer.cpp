@@ -8,13 +8,6 @@ namespace ht::optim {
 
 namespace {
 DType accumulate_dtype(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
-
-std::string list(const std::vector<std::string>& items) {
-  std::string text;
-  for (size_t i = 0; i < items.size() && i < 8; ++i) text += (i ? ", " : "") + items[i];
-  if (items.size() > 8) text += str(", and ", items.size() - 8, " more");
-  return text;
-}
 }  // namespace
 
 void check_hyperparameter(std::string_view optimizer, std::string_view field, double value, size_t group) {
@@ -195,8 +188,8 @@ void Optimizer::load_state_dict(const StateDict& state) {
   });
   for (const auto& [key, tensor] : rest) unexpected.push_back(key);
   check(missing.empty() && unexpected.empty() && mismatched.empty(), name_, ": load_state_dict: ", missing.size(),
-        " missing [", list(missing), "], ", unexpected.size(), " unexpected [", list(unexpected), "], ",
-        mismatched.size(), " mismatched [", list(mismatched),
+        " missing [", list_keys(missing), "], ", unexpected.size(), " unexpected [", list_keys(unexpected), "], ",
+        mismatched.size(), " mismatched [", list_keys(mismatched),
         "]; nothing was loaded. Make the optimizer with the parameters and options that it was saved with");
   visit_state([&](const std::string& key, const Tensor& t) { t.copy_(state.at(key)); });
 }

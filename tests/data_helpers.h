@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "data/dataset.h"
+#include "tests/error_of.h"
 
 namespace ht::data {
 
@@ -51,18 +52,5 @@ inline bool same_bytes(const Tensor& a, const Tensor& b) {
   return a.shape() == b.shape() && a.dtype() == b.dtype() &&
          (a.bytes() == 0 || !std::memcmp(a.data(), b.data(), a.bytes()));
 }
-
-// The text of the Error that f throws; "" when it throws none.
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
-}
-
-inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace ht::data

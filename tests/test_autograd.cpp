@@ -10,22 +10,12 @@
 #include "core/allocator.h"
 #include "ops/ops.h"
 #include "ops/registry.h"
+#include "tests/error_of.h"
 
 using namespace ht;
 
 namespace {
 using Values = std::vector<double>;
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 Var leaf(std::initializer_list<double> values, DType t = DType::f32) {
   return Var(Tensor::from(values, {static_cast<int64_t>(values.size())}, t), true);

@@ -2,11 +2,11 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <functional>
 #include <limits>
 
 #include "core/parallel.h"
 #include "ops/ops.h"
+#include "tests/error_of.h"
 
 using namespace ht;
 
@@ -60,14 +60,6 @@ double error(const Tensor& got, const std::vector<double>& expected) {
   return worst / scale;
 }
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
-}
 }  // namespace
 
 TEST_CASE("batch_norm: hand values") {

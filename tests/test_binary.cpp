@@ -7,21 +7,13 @@
 #include "core/parallel.h"
 #include "ops/ops.h"
 #include "ops/reduce_to.h"
+#include "tests/error_of.h"
 
 using namespace ht;
 
 namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 using Values = std::vector<double>;
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 struct Case {
   const char* name;

@@ -3,10 +3,10 @@
 
 #include <cmath>
 #include <cstring>
-#include <functional>
 
 #include "core/parallel.h"
 #include "ops/ops.h"
+#include "tests/error_of.h"
 
 using namespace ht;
 
@@ -92,14 +92,6 @@ Run run(const Case& c, DType t) {
   return r;
 }
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 }  // namespace
 
 TEST_CASE("conv2d: a hand-computed 3x3 convolution") {

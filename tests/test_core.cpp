@@ -11,6 +11,7 @@
 #include "core/context.h"
 #include "core/parallel.h"
 #include "core/tensor.h"
+#include "tests/error_of.h"
 
 using namespace ht;
 
@@ -20,15 +21,6 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr DType kAll[] = {DType::f64, DType::f32, DType::f16, DType::bf16, DType::u8, DType::i32, DType::i64};
 
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 }  // namespace
 
 TEST_CASE("shape: rank 0 to 8, zero sizes, printing") {

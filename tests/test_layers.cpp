@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "core/arithmetic.h"
 #include "models/init.h"
 #include "models/layers.h"
 #include "models/sequential.h"
+#include "tests/error_of.h"
 
 using namespace ht;
 
@@ -33,15 +33,6 @@ Moments moments(const Tensor& t) {
   }
   m.std = std::sqrt(m.std);
   return m;
-}
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 Tensor random(const Shape& shape, uint64_t seed = 5) { return Tensor::normal(shape, {.seed = seed}); }

@@ -2,24 +2,15 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <functional>
 
 #include "ops/ops.h"
 #include "ops/registry.h"
+#include "tests/error_of.h"
 
 using namespace ht;
 
 namespace {
 using Values = std::vector<double>;
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 Var leaf(const Tensor& t) { return Var(t, true); }
 Var f64(std::initializer_list<double> values, const Shape& shape) {

@@ -3,10 +3,10 @@
 
 #include <cmath>
 #include <cstring>
-#include <functional>
 
 #include "core/parallel.h"
 #include "ops/ops.h"
+#include "tests/error_of.h"
 
 using namespace ht;
 
@@ -60,14 +60,6 @@ bool same_bits(const Tensor& a, const Tensor& b) {
   return a.shape() == b.shape() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;
 }
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 }  // namespace
 
 TEST_CASE("matmul: a hand-computed product and its gradients") {

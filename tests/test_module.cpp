@@ -3,22 +3,12 @@
 
 #include "autograd/module.h"
 #include "ops/ops.h"
+#include "tests/error_of.h"
 
 using namespace ht;
 
 namespace {
 using Values = std::vector<double>;
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 Tensor iota(const Shape& shape, DType t = DType::f32) {
   Values v(static_cast<size_t>(shape.numel()));

@@ -9,6 +9,7 @@
 #include "optim/adamw.h"
 #include "optim/clip.h"
 #include "optim/sgd.h"
+#include "tests/error_of.h"
 
 using namespace ht;
 using namespace ht::optim;
@@ -16,18 +17,6 @@ using namespace ht::optim;
 namespace {
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
-bool contains(const std::string& text, std::string_view part) { return text.find(part) != text.npos; }
 
 Var parameter(std::initializer_list<double> values, DType dtype = DType::f32) {
   return Var(Tensor::from(values, {static_cast<int64_t>(values.size())}, dtype), true);

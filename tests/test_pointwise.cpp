@@ -7,6 +7,7 @@
 
 #include "core/parallel.h"
 #include "ops/ops.h"
+#include "tests/error_of.h"
 
 using namespace ht;
 
@@ -14,15 +15,6 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kPi = std::numbers::pi;
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 struct Result {
   std::vector<double> y, dx;

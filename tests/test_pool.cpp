@@ -2,11 +2,11 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <functional>
 #include <limits>
 
 #include "core/parallel.h"
 #include "ops/ops.h"
+#include "tests/error_of.h"
 
 using namespace ht;
 
@@ -55,14 +55,6 @@ void check_close(const Tensor& t, const std::vector<double>& expected, double bo
   CHECK(worst <= bound);
 }
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
-}
 }  // namespace
 
 TEST_CASE("max_pool2d: hand values, the first maximum takes the gradient") {

@@ -2,11 +2,11 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <functional>
 
 #include "core/parallel.h"
 #include "ops/ops.h"
 #include "ops/registry.h"
+#include "tests/error_of.h"
 
 using namespace ht;
 
@@ -68,15 +68,6 @@ std::vector<int> axes_of(unsigned mask) {
   for (int d = 0; d < 8; ++d)
     if (mask >> d & 1) axes.push_back(d);
   return axes;
-}
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 Var leaf(const Tensor& t) { return Var(t, true); }

@@ -5,21 +5,12 @@
 
 #include "core/error.h"
 #include "optim/schedule.h"
+#include "tests/error_of.h"
 
 using namespace ht;
 using namespace ht::optim;
 
 namespace {
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
 void check_values(const Schedule& s, const std::vector<double>& expected) {
   for (size_t t = 0; t < expected.size(); ++t) {
     INFO(s.text, " at step ", t);
@@ -27,7 +18,6 @@ void check_values(const Schedule& s, const std::vector<double>& expected) {
   }
 }
 
-bool contains(const std::string& text, std::string_view part) { return text.find(part) != text.npos; }
 }  // namespace
 
 TEST_CASE("schedule: constant, step, multi-step as PyTorch") {

@@ -2,26 +2,17 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <functional>
 #include <numeric>
 
 #include "core/parallel.h"
 #include "ops/ops.h"
 #include "ops/registry.h"
+#include "tests/error_of.h"
 
 using namespace ht;
 
 namespace {
 using Values = std::vector<double>;
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 // 0, 1, 2, ...
 Tensor counting(const Shape& shape, DType dtype = DType::f32) {

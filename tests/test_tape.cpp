@@ -3,6 +3,7 @@
 
 #include "autograd/tape.h"
 #include "core/allocator.h"
+#include "tests/error_of.h"
 
 using namespace ht;
 
@@ -45,15 +46,6 @@ Var weight(int64_t n = 3) { return Var(Tensor::full({n}, 1), true); }
 Tensor ones(int64_t n = 3) { return Tensor::full({n}, 1); }
 size_t nodes(const Var& v) { return v.state()->tape->nodes().size(); }
 
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 }  // namespace
 
 TEST_CASE("tape: a Var used twice gets both gradients, and equal ones do not share memory") {
