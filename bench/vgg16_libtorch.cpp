@@ -1,7 +1,7 @@
 // The same step in libtorch as a user would write it (NCHW, 1x1-convolution head): the peer of bench/vgg16_cpu.cpp.
 #include <torch/torch.h>
 
-#include "bench/step_timer.h"
+#include "bench/timing.h"
 
 namespace {
 torch::nn::Sequential vgg16() {
@@ -28,14 +28,14 @@ torch::nn::Sequential vgg16() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bench::Arguments a = bench::parse(argc, argv);
+  const bench::Arguments a = bench::parse(argc, argv, "steps", 5);
   torch::set_num_threads(a.threads);
   torch::manual_seed(7);
   torch::nn::Sequential model = vgg16();
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
   const torch::Tensor x = torch::randn({a.batch, 3, 32, 32});
   const torch::Tensor y = torch::arange(a.batch) % 10;
-  bench::report("libtorch", a, [&] {
+  bench::report_steps("libtorch", a, [&] {
     sgd.zero_grad();
     const torch::Tensor loss = torch::nn::functional::cross_entropy(model->forward(x), y);
     loss.backward();
