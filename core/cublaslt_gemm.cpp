@@ -2,16 +2,15 @@
 
 #include <cublasLt.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <vector>
 
 #include "core/cuda_check.h"
 #include "core/cuda_timing.h"
 #include "core/plan_cache.h"
-#include "core/tuning.h"
 
 namespace ht {
 
@@ -90,11 +89,13 @@ uint32_t alignment_of(const void* p) {
   return static_cast<uint32_t>(std::min<uintptr_t>(v & (~v + 1), 256));
 }
 
+size_t largest_workspace() { return std::min<size_t>(workspace_limit(), size_t{64} << 20); }
+
 std::vector<cublasLtMatmulHeuristicResult_t> algorithms(CudaContext& cuda, const Descriptors& d, int most, uint32_t a,
                                                         uint32_t b, uint32_t c) {
   cublasLtMatmulPreference_t preference = nullptr;
   HT_LT(cublasLtMatmulPreferenceCreate(&preference));
-  const size_t workspace = std::min<size_t>(workspace_limit(), size_t{64} << 20);
+  const size_t workspace = largest_workspace();
   const auto set = [&](cublasLtMatmulPreferenceAttributes_t name, const auto& value) {
     cublasLtMatmulPreferenceSetAttribute(preference, name, &value, sizeof(value));
   };
@@ -128,12 +129,34 @@ std::string encode(const Choice& choice) {
   return out.str();
 }
 
-std::optional<Choice> decode(const std::string& text) {
+// Nothing when the text is damaged or its algorithm does not take this problem.
+std::optional<Choice> decode(CudaContext& cuda, const Descriptors& d, const std::string& text) {
   std::istringstream in(text);
   Choice choice;
   in >> choice.workspace;
   for (uint64_t& word : choice.algo.data) in >> word;
-  return in ? std::optional(choice) : std::nullopt;
+  cublasLtMatmulHeuristicResult_t result{};
+  if (!in || cublasLtMatmulAlgoCheck(cuda.cublas_lt, d.op, d.first, d.second, d.result, d.result, &choice.algo,
+                                     &result) != CUBLAS_STATUS_SUCCESS)
+    return std::nullopt;
+  choice.workspace = result.workspaceSize;
+  return choice.workspace <= largest_workspace() ? std::optional(choice) : std::nullopt;
+}
+
+PlanChoice describe(const std::string& problem, const cublasLtMatmulAlgo_t& algo) {
+  const auto setting = [&](cublasLtMatmulAlgoConfigAttributes_t name) {
+    int32_t value = 0;
+    size_t written = 0;
+    cublasLtMatmulAlgoConfigGetAttribute(&algo, name, &value, sizeof(value), &written);
+    return value;
+  };
+  uint64_t flags = 0;
+  size_t written = 0;
+  cublasLtMatmulAlgoCapGetAttribute(&algo, CUBLASLT_ALGO_CAP_NUMERICAL_IMPL_FLAGS, &flags, sizeof(flags), &written);
+  return {problem,
+          str("algo", setting(CUBLASLT_ALGO_CONFIG_ID), "_tile", setting(CUBLASLT_ALGO_CONFIG_TILE_ID), "_stages",
+              setting(CUBLASLT_ALGO_CONFIG_STAGES_ID), "_splitk", setting(CUBLASLT_ALGO_CONFIG_SPLITK_NUM)),
+          (flags & CUBLASLT_NUMERICAL_IMPL_FLAGS_TENSOR_OP_MASK) != 0};
 }
 
 void run(CudaContext& cuda, const Descriptors& d, const Choice& choice, bool f64, const void* a, const void* b,
@@ -146,19 +169,12 @@ void run(CudaContext& cuda, const Descriptors& d, const Choice& choice, bool f64
                        cuda.main.workspace_of(choice.workspace, cuda.device), choice.workspace, cuda.stream()));
 }
 
-PlanCache& disk_cache(const CudaContext& cuda) {
-  static std::mutex mutex;
-  static auto& caches = *new std::map<std::string, PlanCache*>;
-  const std::lock_guard lock(mutex);
-  auto& slot = caches[cuda.gpu_name];
-  if (!slot) slot = new PlanCache(str("cublaslt-", cublasLtGetVersion(), "-", cuda.gpu_name, ".json"));
-  return *slot;
-}
+PlanCache& disk_cache(const CudaContext& cuda) { return plan_cache("cublaslt", cublasLtGetVersion(), cuda.gpu_name); }
 
 Choice choose(CudaContext& cuda, const GemmProblem& p, const std::string& key, const Descriptors& d, const void* a,
               const void* b, void* c) {
   if (const auto text = disk_cache(cuda).find(key))
-    if (const auto choice = decode(*text)) return *choice;
+    if (const auto choice = decode(cuda, d, *text)) return *choice;
   const int most = tune_mode() == TuneMode::full ? 24 : tune_mode() == TuneMode::fast ? 8 : 1;
   const auto found = algorithms(cuda, d, most, alignment_of(a), alignment_of(b), alignment_of(c));
   std::optional<Choice> best;
@@ -185,16 +201,17 @@ void cublaslt_gemm(Context& ctx, const GemmProblem& p, const void* a, const void
   CudaContext& cuda = ctx.cuda();
   if (p.m == 0 || p.n == 0 || p.batch == 0) return;
   const Descriptors d(p, bias);
-  const std::string key = str("gemm ", p.m, 'x', p.n, 'x', p.k, " batch ", p.batch, ' ', p.stride_a, ' ', p.stride_b,
-                              ' ', p.stride_c, p.trans_a ? " At" : "", p.trans_b ? " Bt" : "", ' ', p.dtype, "->",
-                              p.out, p.bias ? " bias" : "", p.relu ? " relu" : "",
-                              p.dtype == DType::f32 && tf32() ? " tf32" : "", deterministic() ? " deterministic" : "",
-                              " align ", std::min({alignment_of(a), alignment_of(b), alignment_of(c), 16u}));
+  const std::string key = str(
+      "gemm ", p.m, 'x', p.n, 'x', p.k, " batch ", p.batch, ' ', p.stride_a, ' ', p.stride_b, ' ', p.stride_c,
+      p.trans_a ? " At" : "", p.trans_b ? " Bt" : "", ' ', p.dtype, "->", p.out, p.bias ? " bias" : "",
+      p.relu ? " relu" : "", p.dtype == DType::f32 && tf32() ? " tf32" : "", deterministic() ? " deterministic" : "",
+      " ws<=", largest_workspace(), " align ", std::min({alignment_of(a), alignment_of(b), alignment_of(c), 16u}));
   thread_local std::map<std::string, Choice> choices;
-  const auto [it, fresh] = choices.try_emplace(str(cuda.device, ' ', key));
+  const auto [it, fresh] = choices.try_emplace(str(cuda.device, ' ', name_of(tune_mode()), ' ', key));
   if (fresh) {
     try {
       it->second = choose(cuda, p, key, d, a, b, c);
+      note_plan(describe(key, it->second.algo));
     } catch (...) {
       choices.erase(it);
       throw;

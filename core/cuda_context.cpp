@@ -1,7 +1,6 @@
 #include "core/cuda_context.h"
 
 #include <cublasLt.h>
-#include <cudnn.h>
 
 #include <map>
 #include <mutex>
@@ -10,6 +9,7 @@
 #include "core/context.h"
 #include "core/copy.h"
 #include "core/cuda_check.h"
+#include "core/cudnn_check.h"
 
 namespace ht {
 
@@ -56,13 +56,6 @@ class CudaAllocator final : public CachingAllocator {
  private:
   int index_;
 };
-
-void cudnn_check(cudnnStatus_t status, const char* call) {
-  if (status == CUDNN_STATUS_SUCCESS) return;
-  char message[256] = "";
-  cudnnGetLastErrorString(message, sizeof(message));
-  fail(call, ": ", cudnnGetErrorString(status), " (", message, ")");
-}
 
 CudaLane make_lane(CudaStream stream) {
   CudaLane lane;

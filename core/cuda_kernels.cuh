@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "core/alignment.h"
 #include "core/context.h"
 #include "core/cuda_check.h"
 #include "core/cuda_context.h"
@@ -46,8 +47,6 @@ struct alignas(sizeof(T) * N) Pack {
   static constexpr int size = N;
   T v[N];
 };
-
-inline bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 constexpr int kBlock = 256;
 

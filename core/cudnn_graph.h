@@ -64,8 +64,8 @@ PlanRules current_rules();
 // The fastest plan of any of the equivalent graphs that `forms` makes (called on a miss only), timed on `pointers`
 // (whose outputs are overwritten), from memory or the disk cache where the problem was met before. `what` names the
 // problem in the cache and in the error that is thrown when no plan works: op, shapes, dtypes, cuDNN's own message.
-// `dtype` is that of the data.
-std::shared_ptr<const CudnnPlan> best_plan(Context& ctx, const std::string& what, DType dtype,
+// `batch` and `dtype` are those of the data; plans on disk are restored together by them.
+std::shared_ptr<const CudnnPlan> best_plan(Context& ctx, const std::string& what, int64_t batch, DType dtype,
                                            const std::function<std::vector<CudnnGraph>()>& forms,
                                            const std::vector<void*>& pointers);
 

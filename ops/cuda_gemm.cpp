@@ -1,14 +1,10 @@
 // The CUDA side of ops/gemm.h: shapes become cuBLASLt problems.
+#include "core/alignment.h"
 #include "core/cublaslt_gemm.h"
 #include "ops/gemm.h"
 #include "ops/pad_channels.h"
 
 namespace ht {
-
-namespace {
-// cuBLASLt reads 16 bytes at a time; a view that starts elsewhere is copied (rare).
-Tensor aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data()) % 16 == 0 ? t : t.clone(); }
-}  // namespace
 
 void gemm_cuda(Context& ctx, const GemmShape& s, const Tensor& a, const Tensor& b, const Tensor& y,
                const Tensor& bias) {

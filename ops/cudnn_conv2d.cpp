@@ -1,6 +1,7 @@
 // The CUDA side of conv2d: cuDNN graphs, and a plain matrix product where the convolution is one.
 #include <set>
 
+#include "core/alignment.h"
 #include "core/arithmetic.h"
 #include "core/cudnn_graph.h"
 #include "ops/conv2d_kernels.h"
@@ -10,8 +11,6 @@
 namespace ht {
 
 namespace {
-Tensor aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data()) % 16 == 0 ? t : t.clone(); }
-
 // The convolution graph alone and followed by an identity: the second form brings in cuDNN's run-time compiled engine,
 // which its heuristics do not offer for the first, and which is often the faster one at small batches.
 std::vector<CudnnGraph> forms(ConvKind kind, const Conv2dShape& s, const Tensor& x, const Tensor& w, const Tensor& y) {
@@ -41,7 +40,7 @@ std::string describe(ConvKind kind, const Conv2dShape& s, const Tensor& x, const
 void run(Context& ctx, ConvKind kind, const Conv2dShape& s, const Tensor& x, const Tensor& w, const Tensor& y) {
   const std::vector<void*> pointers{x.data(), w.data(), y.data()};
   const auto plan = best_plan(
-      ctx, describe(kind, s, x, w), x.dtype(), [&] { return forms(kind, s, x, w, y); }, pointers);
+      ctx, describe(kind, s, x, w), s.n, x.dtype(), [&] { return forms(kind, s, x, w, y); }, pointers);
   plan->execute(ctx.cuda().main, ctx.cuda().device, pointers);
 }
 
@@ -77,10 +76,12 @@ void run_any(Context& ctx, ConvKind kind, const Conv2dShape& s, const Tensor& x,
   run_padded(ctx, kind, s, x, w, y);
 }
 
-// cuDNN counts elements in 32 bits: larger tensors go through in parts of the batch.
+// cuDNN counts elements in 32 bits: larger tensors go through in parts of the batch, of eight images so that each part
+// is aligned.
 int64_t images_at_once(const Conv2dShape& s) {
   const int64_t image = std::max(s.h * s.w * s.in, s.oh * s.ow * s.out);
-  return std::max<int64_t>(1, ((int64_t{1} << 31) - 1) / std::max<int64_t>(image, 1));
+  const int64_t most = ((int64_t{1} << 31) - 1) / std::max<int64_t>(image, 1);
+  return most > 8 ? most / 8 * 8 : std::max<int64_t>(1, most);
 }
 
 // Calls f(part of s, x part, y part) for each part.

@@ -40,9 +40,6 @@ __global__ void backward_kernel(Fn fn, const T* saved, const T* dy, T* dx, int64
     dx[i] = store_as<T>(fn.dx(load_as(dy[i]), load_as(saved[i])));
   }
 }
-
-// Views may start anywhere: an unaligned tensor is copied to an aligned one first (rare).
-Tensor aligned(const Tensor& t) { return aligned16(t.data()) ? t : t.clone(); }
 }  // namespace
 
 template <class Fn>
