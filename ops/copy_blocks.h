@@ -18,7 +18,7 @@ struct BlockCopy {
   int64_t count, bytes, from_stride, to_stride;
 };
 
-// The CUDA launcher (ops/copy_blocks.cu): one two-dimensional copy on ctx's stream.
+// The CUDA launcher (ops/copy_blocks.cu).
 void copy_blocks_cuda(Context& ctx, const BlockCopy& copy);
 
 // Copies `length` indices of `axis`, from `from_begin` in one tensor to `to_begin` in another that agrees with it in
