@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <cmath>
 
+#include "core/context.h"
 #include "core/error.h"
 #include "core/parallel.h"
 #include "models/program.h"
@@ -13,6 +14,7 @@ namespace ht::models {
 namespace {
 constexpr const char* kRecipe = "Recipe";
 constexpr const char* kRun = "Run";
+constexpr const char* kDevice = "Device";
 constexpr const char* kReport = "Report";
 
 // What a flag that was not given becomes. On the CPU the generated set and a narrow network are learnt in a minute or
@@ -44,7 +46,7 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   app.set_version_flag("--version", version_text());
   app.option_defaults()->always_capture_default(false)->take_last();  // given twice: the last one counts
 
-  std::string device, augment;
+  std::string device, augment, tune;
   int64_t seed = 0;
   bool asked_nesterov = false, plain_momentum = false;
   app.add_option("--data", o.data, "folder of CIFAR-10's binary files (without it: a generated set)")
@@ -77,6 +79,18 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
       ->type_name("KIND");
   app.add_option("--cutout", o.cutout, "side of a square to erase (0: none)")->group(kRecipe);
 
+  app.add_flag("--deterministic", o.deterministic, "the same bits run to run; plans are not tuned")->group(kDevice);
+  app.add_flag("--tf32", o.tf32, "TF32 for convolutions and matrix products on CUDA (default: full FP32)")
+      ->group(kDevice);
+  app.add_option("--tune", tune,
+                 "search for the fastest CUDA plans: off, fast or full (and list them); found ones are kept on disk "
+                 "(default fast)")
+      ->group(kDevice)
+      ->type_name("MODE");
+  app.add_option("--workspace-limit", o.workspace_limit_mib, "largest workspace of a CUDA plan in MiB (default 1024)")
+      ->group(kDevice)
+      ->type_name("MIB");
+
   app.add_option("--eval", o.eval_every, "epochs between evaluations (default 1; 0: only after the last)")
       ->group(kReport);
   app.add_flag("-e,--evaluate", o.evaluate_only, "evaluate once, train nothing")->group(kReport);
@@ -88,6 +102,10 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   try {
     if (!device.empty()) o.device = Device::parse(device);
     if (!augment.empty()) o.augment = parse_augment(augment);
+    if (!tune.empty()) o.tune = parse_tune_mode(tune);
+    check(
+        !o.deterministic || tune.empty() || o.tune == TuneMode::off, "--tune: ", tune,
+        " cannot go with --deterministic, which takes the first plan that works so that every run takes the same one");
     check(seed >= 0, "--seed: ", seed, " is negative");
     o.seed = static_cast<uint64_t>(seed);
     o.nesterov = !plain_momentum;
@@ -98,6 +116,27 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
     return 2;
   }
   return std::nullopt;
+}
+
+std::string idle_flags(const TrainOptions& o) {
+  if (o.device.is_cuda()) return "";
+  const TrainOptions defaults;
+  std::string flags;
+  const auto idle = [&](const char* flag, bool given) {
+    if (given) flags += str(flags.empty() ? "" : ", ", flag);
+  };
+  idle("--tf32", o.tf32 != defaults.tf32);
+  idle("--tune", o.tune != defaults.tune);
+  idle("--workspace-limit", o.workspace_limit_mib != defaults.workspace_limit_mib);
+  return flags;
+}
+
+void apply_settings(const TrainOptions& o) {
+  if (o.threads > 0) set_num_threads(o.threads);
+  set_deterministic(o.deterministic);
+  set_tf32(o.tf32);
+  set_tune_mode(o.tune);
+  set_workspace_limit(static_cast<size_t>(o.workspace_limit_mib) << 20);
 }
 
 void validate(const TrainOptions& o) {
@@ -119,6 +158,9 @@ void validate(const TrainOptions& o) {
   at_least("--threads", o.threads, 0);
   at_least("--cutout", o.cutout, 0);
   at_least("--eval", o.eval_every, 0);
+  at_least("--workspace-limit", o.workspace_limit_mib, 0);
+  check(o.workspace_limit_mib <= 1 << 20, "--workspace-limit: ", o.workspace_limit_mib,
+        " is too large; it is in MiB, use 1048576 or less");
   at_least("--print-freq", o.print_freq, 1);
   finite("--lr", o.lr);
   finite("--weight-decay", o.weight_decay);

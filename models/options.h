@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/device.h"
+#include "core/tuning.h"
 
 namespace ht::models {
 
@@ -32,6 +33,11 @@ struct TrainOptions {
   double label_smoothing = 0;
   uint64_t seed = 0;
 
+  bool deterministic = false;
+  bool tf32 = false;                   // TF32 convolutions and matrix products; nothing on the CPU, like the next two
+  TuneMode tune = TuneMode::fast;      // see core/tuning.h
+  int64_t workspace_limit_mib = 1024;  // of a convolution's or matrix product's plan
+
   int64_t eval_every = 1;  // epochs between evaluations; 0: only after the last
   bool evaluate_only = false;
   std::string log;          // JSON lines; empty: none
@@ -42,6 +48,11 @@ struct TrainOptions {
 // Reads the command line into `options`; what it does not name takes the defaults for its device and data. Gives the
 // exit code when the program should stop here: 0 after --help or --version, 2 after bad usage (told on stderr).
 std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions& options);
+
+// The flags among these options that do nothing on their device: "--tf32, --tune"; empty when all of them count.
+std::string idle_flags(const TrainOptions& options);
+// Sets what is the whole process's: threads, deterministic mode, TF32, tuning.
+void apply_settings(const TrainOptions& options);
 
 // Throws Error naming the flag and the value when a number is out of range or not finite.
 void validate(const TrainOptions& options);

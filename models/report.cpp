@@ -79,16 +79,22 @@ Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const opt
   if (!options.log.empty()) log_ = std::make_unique<Log>(options.log);
   const int64_t per_epoch = std::max<int64_t>(facts.steps_per_epoch, 1);
   epochs_total_ = (facts.total_steps + per_epoch - 1) / per_epoch;
-  print(str("train_vgg16 ", version(), " | ", options.device, ", ", num_threads(), " threads | f32 | ", facts.model,
-            ", ", facts.parameters, " parameters | data: ", facts.data, ", ", facts.train_images, " training and ",
-            facts.test_images, " test images"));
+  const std::string idle = idle_flags(options);
+  const char* precision = options.tf32 && options.device.is_cuda() ? "tf32" : "f32";
+  print(str("train_vgg16 ", version(), " | ", options.device, ", ", num_threads(), " threads",
+            options.deterministic ? ", deterministic" : "", idle.empty() ? "" : str(" (no effect here: ", idle, ")"),
+            " | ", precision, " | ", facts.model, ", ", facts.parameters, " parameters | data: ", facts.data, ", ",
+            facts.train_images, " training and ", facts.test_images, " test images"));
   if (options.data.empty()) print("No --data given: these are generated drawings in CIFAR-10's format, not CIFAR-10.");
   if (!log_) return;
   log_->write({{"type", "config"},
                {"version", version()},
                {"device", str(options.device)},
                {"threads", num_threads()},
-               {"dtype", "f32"},
+               {"dtype", precision},
+               {"deterministic", options.deterministic},
+               {"tune", name_of(options.tune)},
+               {"workspace_limit_mib", options.workspace_limit_mib},
                {"model", facts.model},
                {"parameters", facts.parameters},
                {"data", facts.data},
@@ -116,9 +122,16 @@ Reporter::~Reporter() {
 
 void Reporter::step(const Var& loss, const Var& logits, const Var& labels) {
   pending_.push_back({++steps_, loss.value(), logits.value(), labels.value()});
+  if (steps_ == 1 && options_.tune == TuneMode::full) print_plans();
   const bool last = steps_ == facts_.total_steps || steps_ == (epochs_ + 1) * facts_.steps_per_epoch;
   if (!options_.device.is_cuda() || last || steps_ % options_.print_freq == 0) read_pending();
   if (!options_.quiet) show_progress();
+}
+
+// One line a convolution or matrix product, by now all of them have run.
+void Reporter::print_plans() {
+  for (const PlanChoice& c : plan_choices())
+    print(str("plan: ", c.problem, " -> ", c.plan, c.tensor_cores ? ", Tensor Cores" : ", no Tensor Cores"));
 }
 
 void Reporter::read_pending() {
@@ -172,6 +185,7 @@ void Reporter::show_progress() {
 }
 
 void Reporter::evaluation(const Evaluation& test) {
+  if (steps_ == 0 && options_.tune == TuneMode::full) print_plans();
   if (test.images < facts_.test_images) return;
   test_ = last_test_ = test;
   if (test.accuracy > best_accuracy_) best_accuracy_ = test.accuracy, best_epoch_ = epochs_ + 1;

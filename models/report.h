@@ -57,6 +57,7 @@ class Reporter {
   };
   void read_pending();
   void show_progress();
+  void print_plans();
   void print(const std::string& line);
 
   TrainOptions options_;

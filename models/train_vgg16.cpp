@@ -9,7 +9,7 @@ using namespace ht;
 int run(int argc, const char* const* argv) {
   models::TrainOptions options;
   if (const auto exit_code = models::parse_options(argc, argv, options)) return *exit_code;
-  if (options.threads > 0) set_num_threads(options.threads);
+  models::apply_settings(options);
   Context::of(options.device);  // throws here when the device is not there
 
   // The data: bytes in memory; the loader shuffles, augments and normalises them on a thread of its own.

@@ -98,8 +98,8 @@ TEST_CASE("--help and --version") {
   CHECK(contains(r.out, "halftone 0."));
   r = train(folder, {"--help"});
   CHECK(r.code == 0);
-  for (const char* flag :
-       {"--data", "--epochs", "--iterations", "--batch-size", "--lr", "--schedule", "--log", "--quiet"})
+  for (const char* flag : {"--data", "--epochs", "--iterations", "--batch-size", "--lr", "--schedule", "--log",
+                           "--quiet", "--tune", "--tf32", "--deterministic", "--workspace-limit"})
     CHECK(contains(r.out, flag));
 }
 
@@ -107,9 +107,16 @@ TEST_CASE("bad usage: code 2, the reason on stderr, nothing on stdout, no log") 
   const Folder folder;
   const std::string log = folder / "log.jsonl";
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
-      {{"--frobnicate"}, "--frobnicate"},    {{"--lr", "nan"}, "--lr: nan must be finite"},
-      {{"--lr", "-1"}, "--lr: -1 must be"},  {{"--batch-size", "0"}, "--batch-size: 0 is too small"},
-      {{"--schedule", "bogus"}, "schedule"}, {{"--device", "gpu"}, "device: 'gpu' is unknown"}};
+      {{"--frobnicate"}, "--frobnicate"},
+      {{"--lr", "nan"}, "--lr: nan must be finite"},
+      {{"--lr", "-1"}, "--lr: -1 must be"},
+      {{"--batch-size", "0"}, "--batch-size: 0 is too small"},
+      {{"--schedule", "bogus"}, "schedule"},
+      {{"--device", "gpu"}, "device: 'gpu' is unknown"},
+      {{"--tune", "slow"}, "tune: 'slow' is unknown; use off, fast or full"},
+      {{"--tune", "full", "--deterministic"}, "--tune: full cannot go with --deterministic"},
+      {{"--workspace-limit", "-1"}, "--workspace-limit: -1 is too small"},
+      {{"--workspace-limit", "9999999"}, "it is in MiB"}};
   for (auto [args, reason] : cases) {
     args.insert(args.end(), {"--log", log});
     const Result r = train(folder, args);
@@ -172,6 +179,21 @@ TEST_CASE("a run: first line, steps, epochs, summary; the log says the same") {
   const Result only = train(folder, small({"--evaluate"}));
   CHECK(only.code == 0);
   CHECK(contains(only.out, "test accuracy"));
+}
+
+TEST_CASE("on the CPU the first line names the flags that do nothing there") {
+  const Folder folder;
+  const auto first_line = [&](std::vector<std::string> flags) {
+    const Result r = train(folder, small(std::move(flags)));
+    CHECK_MESSAGE(r.code == 0, r.err);
+    CHECK(!contains(r.out, "plan: "));
+    return r.out.substr(0, r.out.find('\n'));
+  };
+  CHECK(contains(first_line({"--tf32", "--tune", "full", "--workspace-limit", "64"}),
+                 "threads (no effect here: --tf32, --tune, --workspace-limit) | f32 |"));
+  const std::string plain = first_line({"--deterministic"});
+  CHECK(contains(plain, "threads, deterministic | f32 |"));
+  CHECK(!contains(plain, "no effect"));
 }
 
 TEST_CASE("the same seed twice gives the same losses, another seed others") {
