@@ -1,53 +1,56 @@
 #!/usr/bin/env bash
-# Usage: scripts/gpu_check.sh [options]
+# Usage: scripts/gpu_check.sh [options] [stage ...]
 #
-# All checks of the CUDA back end on a machine with a GPU, in stages, each with its own time limit and log:
-#   build      the cuda preset
-#   tests      every test of that build
-#   sanitizer  compute-sanitizer over the CUDA tests
-#   benchmark  a short training run and the GPU benchmarks
+# The checks of the CUDA back end on a machine with a GPU, all stages or those named, each with its own time limit and log:
+#   build      the cuda preset, without the examples
+#   test       every test of that build but the slow ones
+#   sanitize   the quick CUDA tests under compute-sanitizer: short for the stages memcheck, racecheck and initcheck
+#   benchmark  VGG16's training step, the start with a warm plan cache, a short training run
 #
-#   --stages LIST     only these, for example build,tests
-#   --tools LIST      compute-sanitizer's tools (memcheck,racecheck,initcheck)
-#   --limit STAGE=S   time limit of a stage in seconds; 0 for none (build=1500 tests=900 sanitizer=1200 benchmark=300)
-#   --logs FOLDER     where the logs go (build-cuda/logs)
+#   --limit STAGE=S   time limit of a stage in seconds (build=240 on 16 cores, more on fewer; test=150, each tool
+#                     40, benchmark=60)
+#   --logs FOLDER     where the logs go ($OUT where that is set, else build-cuda/logs)
 #   --require-gpu     a stage that cannot run for want of a GPU is a failure
 #   --help            this text
 #
 # Needs no network. Headers that the machine lacks may be carried in folders named by HALFTONE_EXTRA_INCLUDE or CPATH.
-# Without a GPU, build and tests still run (CUDA tests skip themselves), and the other stages say SKIPPED.
+# Without a GPU, build and test still run (CUDA tests skip themselves), and the other stages say SKIPPED.
 source "$(dirname "$0")/common.sh"
 
-declare -A limit=([build]=1500 [tests]=900 [sanitizer]=1200 [benchmark]=300)
-stages=build,tests,sanitizer,benchmark
-tools=memcheck,racecheck,initcheck
+cores=$(nproc)
+declare -A limit=([build]=$((cores < 16 ? 240 * 16 / cores : 240)) [test]=150 [memcheck]=40 [racecheck]=40 [initcheck]=40
+  [benchmark]=60)
 build_dir=build-cuda
-logs=$build_dir/logs
+logs=${OUT:-$build_dir/logs}
 require_gpu=
+stages=()
 while [ $# -gt 0 ]; do
   case $1 in
-    --stages | --tools | --limit | --logs)
+    --limit | --logs)
       [ $# -ge 2 ] || die "gpu_check: $1 needs a value; see scripts/gpu_check.sh --help"
       ;;&
-    --stages) stages=$2 && shift ;;
-    --tools) tools=$2 && shift ;;
     --limit)
-      [[ $2 =~ ^(build|tests|sanitizer|benchmark)=[0-9]+$ ]] || die "gpu_check: --limit '$2' is not STAGE=SECONDS"
-      limit[${2%=*}]=${2#*=} && shift
+      [[ $2 =~ ^([a-z]+)=([0-9]+)$ && -n ${limit[${BASH_REMATCH[1]}]:-} ]] || die "gpu_check: --limit '$2' is not STAGE=SECONDS"
+      limit[${BASH_REMATCH[1]}]=${BASH_REMATCH[2]} && shift
       ;;
     --logs) logs=$2 && shift ;;
     --require-gpu) require_gpu=yes ;;
     -h | --help) usage "$PWD/scripts/gpu_check.sh" && exit ;;
-    *) die "gpu_check: unknown option '$1'; see scripts/gpu_check.sh --help" ;;
+    -*) die "gpu_check: unknown option '$1'; see scripts/gpu_check.sh --help" ;;
+    sanitize) stages+=(memcheck racecheck initcheck) ;;
+    *)
+      [ -n "${limit[$1]:-}" ] ||
+        die "gpu_check: no stage '$1'; there are build, test, sanitize (memcheck, racecheck, initcheck) and benchmark"
+      stages+=("$1")
+      ;;
   esac
   shift
 done
-for stage in ${stages//,/ }; do
-  [ -n "${limit[$stage]:-}" ] || die "gpu_check: no stage '$stage'; there are build, tests, sanitizer and benchmark"
-done
+[ ${#stages[@]} -gt 0 ] || stages=(build test memcheck racecheck initcheck benchmark)
 mkdir -p "$logs"
 
-# A stage's body runs in a bash of its own, so that its limit covers all of it. It exits 3 with a reason when it cannot run.
+# A stage's body runs in a bash of its own, so that its limit covers all of it. Its last line "RESULT: ..." goes into the
+# summary. It exits 3 with a reason when it cannot run.
 skip() {
   echo "SKIPPED: $*"
   exit 3
@@ -58,64 +61,73 @@ need_gpu() { has_gpu || skip 'NO GPU ON THIS MACHINE (nvidia-smi lists none)'; }
 stage_build() {
   command -v "${CUDACXX:-nvcc}" >/dev/null || [ -x /usr/local/cuda/bin/nvcc ] || skip 'NO CUDA TOOLKIT (nvcc) ON THIS MACHINE'
   scripts/setup.sh --check || echo 'going on; the configuration below decides'
-  cmake --preset cuda
+  cmake --preset cuda -DHALFTONE_BUILD_EXAMPLES=OFF
   build
 }
-stage_tests() {
+stage_test() {
   [ -f "$build_dir/CTestTestfile.cmake" ] || skip "$build_dir is not built"
-  ctest --test-dir "$build_dir" --output-on-failure
+  local status=0
+  ctest --test-dir "$build_dir" --output-on-failure --parallel "$(nproc)" -LE slow | tee "$stage_log.ctest" || status=$?
+  echo "RESULT: $(grep 'tests passed' "$stage_log.ctest" || echo 'no summary')"
+  [ "$status" -eq 0 ] || return "$status"
   has_gpu || skip 'all passed, but NO GPU ON THIS MACHINE: what needs one did not run'
 }
-stage_sanitizer() {
+# sanitize TOOL: each program is told apart, so that one that fails leaves the others' results.
+sanitize() {
   need_gpu
   command -v compute-sanitizer >/dev/null || skip 'compute-sanitizer is not here'
-  local tool test tests=()
-  for test in "$build_dir"/test_cuda*; do [ ! -x "$test" ] || tests+=("$test"); done
-  [ ${#tests[@]} -gt 0 ] || skip "no CUDA tests in $build_dir"
-  for tool in ${tools//,/ }; do
-    for test in "${tests[@]}"; do
-      say "$tool $test"
-      compute-sanitizer --tool "$tool" --error-exitcode 9 "$test"
-    done
+  [ -x "$build_dir/test_cuda_ops" ] || skip "no CUDA tests in $build_dir"
+  local failed=0 programs=0 run refusal
+  for run in 'test_cuda_ops *f32*' 'test_cuda_training *loader*,*clipping*,*conversions*'; do
+    programs=$((programs + 1))
+    say "$1 ${run% *}"
+    HALFTONE_TUNE=off compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 20 \
+      "$build_dir/${run% *}" --test-case="${run#* }" 2>&1 | tee "$stage_log.tool" || failed=$((failed + 1))
+    refusal=$(grep -m 1 -E 'Device not supported|Internal Sanitizer Error|LibraryNotLoaded|error 999' "$stage_log.tool" || true)
+    if [ -n "$refusal" ] && ! grep -q 'SUMMARY: 0' "$stage_log.tool"; then
+      skip "THIS MACHINE'S RUNTIME REFUSES compute-sanitizer: ${refusal#=========}"
+    fi
   done
+  echo "RESULT: $1: $failed of $programs programs with errors; $(grep -h -o '[A-Z]* SUMMARY: .*' "$stage_log.tool" | tail -n 1)"
+  [ "$failed" -eq 0 ]
 }
+stage_memcheck() { sanitize memcheck; }
+stage_racecheck() { sanitize racecheck; }
+stage_initcheck() { sanitize initcheck; }
 stage_benchmark() {
   need_gpu
-  local program found=
+  [ -x "$build_dir/bin/bench_vgg16_gpu" ] || skip "no benchmarks in $build_dir"
   nvidia-smi --query-gpu=name,driver_version,clocks.sm,memory.total --format=csv,noheader
-  for program in "$build_dir"/bin/bench_*_gpu; do
-    [ -x "$program" ] || continue
-    found=yes
-    say "$program"
-    "$program" --batches 128 --windows 3 --steps 10
-  done
-  if [ -x "$build_dir/bin/train_vgg16" ]; then
-    found=yes
-    say 'train_vgg16, 50 iterations'
-    "$build_dir/bin/train_vgg16" --device cuda --iterations 50
-  fi
-  [ -n "$found" ] || skip "no benchmarks in $build_dir"
+  "$build_dir/bin/bench_vgg16_gpu" --batches 128 --windows 3 --steps 10
+  say 'again, with a warm plan cache'
+  "$build_dir/bin/bench_vgg16_gpu" --modes tf32 --batches 128 --windows 1 --steps 1 | tee "$stage_log.warm"
+  say 'train_vgg16, 50 iterations'
+  "$build_dir/bin/train_vgg16" --device cuda --iterations 50
+  echo "RESULT: warm: $(grep -o '"process_to_first_step_s": [0-9.]*' "$stage_log.warm")"
 }
-export -f say die build skip has_gpu need_gpu stage_build stage_tests stage_sanitizer stage_benchmark
-export build_dir tools
+export -f say die build skip has_gpu need_gpu sanitize
+export -f stage_build stage_test stage_memcheck stage_racecheck stage_initcheck stage_benchmark
+export build_dir stage_log
 
 summary='' failed=
-for stage in ${stages//,/ }; do
-  say "$stage (limit ${limit[$stage]} s, log $logs/$stage.log)"
+for stage in "${stages[@]}"; do
+  stage_log=$logs/$stage.log
+  say "$stage (limit ${limit[$stage]} s, log $stage_log)"
   begin=$SECONDS
   status=0
   timeout --kill-after=10 "${limit[$stage]}" stdbuf -oL -eL bash -c "set -euo pipefail; stage_$stage" 2>&1 </dev/null |
-    stdbuf -oL tee "$logs/$stage.log" || status=$?
+    stdbuf -oL tee "$stage_log" || status=$?
+  result=$(sed -n 's/^RESULT: //p' "$stage_log" | tail -n 1)
   case $status in
     0) word=ok ;;
     3)
-      word="SKIPPED ($(sed -n 's/^SKIPPED: //p' "$logs/$stage.log" | tail -n 1))"
+      word="SKIPPED ($(sed -n 's/^SKIPPED: //p' "$stage_log" | tail -n 1))"
       [ -z "$require_gpu" ] || failed=yes
       ;;
     124 | 137) word="TIMED OUT after ${limit[$stage]} s" && failed=yes ;;
     *) word="FAILED (status $status)" && failed=yes ;;
   esac
-  summary+=$(printf '%-10s %5d s  %s' "$stage" $((SECONDS - begin)) "$word")$'\n'
+  summary+=$(printf '%-10s %5d s  %s%s' "$stage" $((SECONDS - begin)) "$word" "${result:+; $result}")$'\n'
 done
 printf '\n== summary\n%s' "$summary"
 [ -z "$failed" ] || die 'gpu_check: not all stages passed'

@@ -25,9 +25,14 @@ done
 for script in setup format gpu_check download_cifar10; do
   expect bad "unknown option '--nonsense'" "scripts/$script.sh" --nonsense
 done
-expect bad "no stage 'tests2'" scripts/gpu_check.sh --stages tests2
+expect bad "no stage 'tests2'" scripts/gpu_check.sh build tests2
 expect bad 'needs a value' scripts/gpu_check.sh --limit
 expect bad "'build=soon' is not STAGE=SECONDS" scripts/gpu_check.sh --limit build=soon
+expect bad "'tests2=9' is not STAGE=SECONDS" scripts/gpu_check.sh --limit tests2=9
+if ! command -v nvidia-smi >/dev/null; then
+  expect 0 'SKIPPED (NO GPU ON THIS MACHINE' scripts/gpu_check.sh --logs "$scratch/logs" sanitize benchmark
+  expect bad 'not all stages passed' scripts/gpu_check.sh --logs "$scratch/logs" --require-gpu memcheck
+fi
 
 if command -v curl >/dev/null; then
   mkdir -p "$scratch/site/cifar-10-batches-bin"
