@@ -116,3 +116,72 @@ TEST_CASE("cuda: a thousand training steps hold no more memory than ten") {
   CHECK(late.reserved == early.reserved);
   CHECK(late.peak == early.peak);
 }
+
+namespace {
+// `steps` losses of VGG16 at an eighth of the width on one batch of 32, and the weights after them.
+struct Training {
+  std::vector<double> losses;
+  StateDict state;
+};
+
+Training train_vgg16(Device device, int steps, double lr) {
+  manual_seed(11);
+  nn::Sequential model = models::vgg16({.width = 0.125});
+  model.to(device);
+  optim::Sgd sgd(model.parameters(), {.lr = lr, .momentum = 0.9});
+  const Var x = Tensor::normal({32, 32, 32, 3}, {7, 1}).to(device);
+  std::vector<int64_t> labels(32);
+  for (size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<int64_t>(i * 7 % 10);
+  const Var y = Tensor::of<int64_t>(labels, {32}).to(device);
+  Training t;
+  for (int step = 0; step < steps; ++step) {
+    sgd.zero_grad();
+    const Var loss = cross_entropy(model(x), y);
+    loss.backward();
+    sgd.step();
+    t.losses.push_back(loss.item());
+  }
+  t.state = model.state_dict();
+  return t;
+}
+
+// Deterministic mode (on the CPU: direct convolution) while it lives.
+struct Deterministic {
+  Deterministic() { set_deterministic(true); }
+  ~Deterministic() { set_deterministic(false); }
+};
+}  // namespace
+
+TEST_CASE("cuda: deterministic training gives the same bits twice") {
+  HT_NEEDS_CUDA();
+  const Deterministic mode;
+  const Training a = train_vgg16(Device::cuda(), 20, 0.01), b = train_vgg16(Device::cuda(), 20, 0.01);
+  CHECK(a.losses == b.losses);
+  CHECK(a.losses.back() < a.losses.front());
+  REQUIRE(a.state.size() == b.state.size());
+  for (const auto& [name, tensor] : a.state) CHECK_MESSAGE(tensor.to_vector() == b.state.at(name).to_vector(), name);
+}
+
+// At the usual rate rounding grows by a factor of ten thousand over ten steps (tests/golden/make_losses.py), in any two
+// programs: there only the step where they part is told.
+TEST_CASE("cuda: the first ten losses are the CPU's") {
+  HT_NEEDS_CUDA();
+  const auto both = [](double lr) {
+    const Deterministic mode;
+    const Training cpu = train_vgg16(Device::cpu(), 10, lr);
+    set_deterministic(false);
+    return std::pair(cpu.losses, train_vgg16(Device::cuda(), 10, lr).losses);
+  };
+  const auto [cpu, cuda] = both(0.0003);
+  double worst = 0;
+  for (size_t i = 0; i < cpu.size(); ++i) worst = std::max(worst, std::abs(cuda[i] - cpu[i]) / cpu[i]);
+  CHECK(worst <= 1e-3);
+  MESSAGE("lr 0.0003: largest relative difference ", worst);
+
+  const auto [usual_cpu, usual_cuda] = both(0.01);
+  size_t step = 0;
+  while (step < 10 && std::abs(usual_cuda[step] - usual_cpu[step]) <= 1e-3 * usual_cpu[step]) ++step;
+  CHECK(step >= 1);
+  MESSAGE("lr 0.01: ",
+          step == 10 ? str("ten losses agree to 1e-3") : str("the losses part by more than 1e-3 at step ", step + 1));
+}
