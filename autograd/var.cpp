@@ -8,7 +8,7 @@ namespace ht {
 
 namespace {
 thread_local bool recording = true;
-thread_local InputHook* input_hook = nullptr;
+thread_local InputHook* current_hook = nullptr;
 }  // namespace
 
 VarState::~VarState() {
@@ -71,7 +71,7 @@ void Var::backward(const Tensor& seed, bool retain_graph) const {
 Var Var::detach() const { return Var(value()); }
 
 Var apply(std::unique_ptr<Op> op, std::vector<Var> inputs) {
-  if (input_hook) input_hook->before(*op, inputs);
+  if (current_hook) current_hook->before(*op, inputs);
   std::vector<Tensor> in;
   in.reserve(inputs.size());
   for (const Var& v : inputs) {
@@ -106,7 +106,8 @@ Var apply(std::unique_ptr<Op> op, std::vector<Var> inputs) {
   return Var(std::move(state));
 }
 
-InputHook* set_input_hook(InputHook* hook) { return std::exchange(input_hook, hook); }
+InputHook* set_input_hook(InputHook* hook) { return std::exchange(current_hook, hook); }
+InputHook* input_hook() { return current_hook; }
 
 no_grad::no_grad() : before_(std::exchange(recording, false)) {}
 no_grad::~no_grad() { recording = before_; }

@@ -82,9 +82,12 @@ class InputHook {
  public:
   virtual ~InputHook() = default;
   virtual void before(const Op& op, std::vector<Var>& inputs) = 0;
+  // True when this op's treatment is not that of its tag, so that it must not vanish inside a fused one.
+  virtual bool overrides(std::string_view /*op*/) const { return false; }
 };
 // Installs a hook (nullptr: none) for this thread and returns the one before it.
 InputHook* set_input_hook(InputHook* hook);
+InputHook* input_hook();
 
 // While alive, this thread records nothing: `ht::no_grad guard;`.
 class no_grad {

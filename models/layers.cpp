@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "core/arithmetic.h"
 #include "models/init.h"
 
 namespace ht::nn {
@@ -44,10 +43,11 @@ Conv2d::Conv2d(int64_t in, int64_t out, int64_t kernel, const ConvOptions& optio
   if (options.bias) bias = register_parameter("bias", default_bias(out, weight.value()));
 }
 
-Var Conv2d::forward(const Var& x) {
-  return conv2d(x, weight, bias,
-                {.stride = options_.stride, .padding = options_.padding, .dilation = options_.dilation});
+Conv2dOptions Conv2d::options() const {
+  return {.stride = options_.stride, .padding = options_.padding, .dilation = options_.dilation};
 }
+
+Var Conv2d::forward(const Var& x) { return conv2d(x, weight, bias, options()); }
 
 std::string Conv2d::describe() const {
   const int64_t k = weight.dim(1);
@@ -85,16 +85,18 @@ BatchNorm2d::BatchNorm2d(int64_t channels, const NormOptions& options, int rank)
   num_batches_tracked = register_buffer("num_batches_tracked", Tensor::zeros({}, DType::i64));
 }
 
-Var BatchNorm2d::forward(const Var& x) {
+BatchNormOptions BatchNorm2d::options() const {
+  return {.training = training(), .momentum = options_.momentum, .eps = options_.eps};
+}
+
+void BatchNorm2d::check_rank(const Var& x) const {
   check(x.shape().rank() == rank_, "BatchNorm", rank_ == 4 ? "2d" : "1d", ": expects rank ", rank_, " (",
         Named{"x", x.value()}, ")");
-  const Var y = batch_norm(x, weight, bias, running_mean.value(), running_var.value(),
-                           {.training = training(), .momentum = options_.momentum, .eps = options_.eps});
-  if (training()) {
-    const Tensor& count = num_batches_tracked.value();
-    add_into(count, Tensor::full({}, 1, DType::i64, count.device()));
-  }
-  return y;
+}
+
+Var BatchNorm2d::forward(const Var& x) {
+  check_rank(x);
+  return batch_norm(x, weight, bias, running(), options());
 }
 
 std::string BatchNorm2d::describe() const {

@@ -19,6 +19,8 @@ class Conv2d : public Module {
   Var forward(const Var& x) override;
   std::string describe() const override;
 
+  Conv2dOptions options() const;
+
   Var weight;  // [out, kernel, kernel, in]
   Var bias;    // [out] or undefined
 
@@ -57,6 +59,11 @@ class BatchNorm2d : public Module {
   Var weight, bias;               // gamma (1) and beta (0), [c]
   Var running_mean, running_var;  // buffers [c], 0 and 1 at first
   Var num_batches_tracked;        // buffer [] i64: training forwards so far
+
+  // What forward hands to batch_norm; a fused op takes the same.
+  RunningStats running() const { return {running_mean.value(), running_var.value(), num_batches_tracked.value()}; }
+  BatchNormOptions options() const;
+  void check_rank(const Var& x) const;  // throws Error unless x has the rank that the layer normalises
 
  protected:
   BatchNorm2d(int64_t channels, const NormOptions& options, int rank);
@@ -100,6 +107,7 @@ class MaxPool2d : public Module {
   explicit MaxPool2d(int64_t kernel = 2, int64_t stride = 0, int64_t padding = 0);
   Var forward(const Var& x) override { return max_pool2d(x, options_); }
   std::string describe() const override;
+  const Pool2dOptions& options() const { return options_; }
 
  private:
   Pool2dOptions options_;

@@ -1,12 +1,16 @@
 #include "models/sequential.h"
 
-#include "ops/ops.h"
+#include "models/fusion.h"
 
 namespace ht::nn {
 
 Var Sequential::forward(const Var& x) {
   Var y = x;
-  for (const auto& [name, child] : children()) y = child->forward(y);
+  for (Layers rest = children(); !rest.empty();) {
+    auto [out, count] = run_first(rest, y);
+    y = std::move(out);
+    rest = rest.subspan(count);
+  }
   return y;
 }
 

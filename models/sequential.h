@@ -7,6 +7,7 @@
 
 namespace ht::nn {
 
+// Layers that together are a fused op run as one (models/fusion.h).
 class Sequential : public Module {
  public:
   Sequential() = default;

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "core/parallel.h"
+#include "ops/pool.h"
 #include "ops/registry.h"
 #include "ops/runs.h"
 #include "ops/samples.h"
@@ -178,8 +179,9 @@ void input_gradient(const Tiles& t, const T* x, const T* dy, const acc_t<T>* mea
 
 struct BatchNorm final : Op {
   BatchNormOptions options;
-  Tensor running_mean, running_var;  // [c], constants of the graph
-  Saved x_, gamma_;
+  RunningStats running;  // constants of the graph
+  BatchNormTail tail;    // on CUDA only, where the same passes do its work
+  Saved x_, gamma_, beta_;
   Tensor mean_, invstd_;  // [c], as used
 
   const OpInfo& info() const override { return batch_norm_info; }
@@ -196,29 +198,31 @@ struct BatchNorm final : Op {
     };
     check_channels("gamma", in[1]);
     check_channels("beta", in[2]);
-    check(running_mean.defined() == running_var.defined(), name(),
+    check(running.mean.defined() == running.var.defined(), name(),
           ": give both running_mean and running_var or neither (", nx, ")");
-    if (running_mean.defined()) {
-      check_channels("running_mean", running_mean);
-      check_channels("running_var", running_var);
+    if (running.mean) {
+      check_channels("running_mean", running.mean);
+      check_channels("running_var", running.var);
     }
-    check(options.training || running_mean.defined(), name(), ": evaluation needs running_mean and running_var (", nx,
-          ")");
+    check(options.training || running.mean, name(), ": evaluation needs running_mean and running_var (", nx, ")");
+    if (const Tensor& count = running.num_batches_tracked)
+      check(count.dtype() == DType::i64 && count.numel() == 1 && count.device() == x.device(), name(),
+            ": num_batches_tracked must be one i64 on ", x.device(), " (", Named{"num_batches_tracked", count}, ")");
     check(options.eps >= 0 && std::isfinite(options.eps), name(), ": eps ", options.eps, " must be finite and >= 0 (",
           nx, ")");
     check(options.momentum >= 0 && options.momentum <= 1, name(), ": momentum ", options.momentum,
           " must be in [0, 1] (", nx, ")");
     check(!options.training || Tiles(x.shape()).rows != 1, name(),
           ": expected more than 1 value per channel in training; use a larger batch or evaluation (", nx, ")");
-    return x.spec();
+    if (!tail.pool) return x.spec();
+    return {pool2d_geometry(name(), x, {}).out_shape(), x.dtype()};
   }
 
   Tensor forward(Context& ctx, Inputs in, const TensorSpec& out) override {
     const Tensor x = in[0], gamma = in[1], beta = in[2], y = Tensor::empty(out, ctx.device());
     mean_ = Tensor::empty_like(gamma), invstd_ = Tensor::empty_like(gamma);
     if constexpr (kCudaBuild) {
-      if (ctx.is_cuda())
-        batch_norm_forward_cuda(ctx, options, x, gamma, beta, running_mean, running_var, y, mean_, invstd_);
+      if (ctx.is_cuda()) batch_norm_forward_cuda(ctx, options, x, gamma, beta, running, y, mean_, invstd_, tail);
     }
     if (!ctx.is_cuda()) {
       dispatch_floating(x.dtype(), name(), [&]<class T>() {
@@ -231,36 +235,45 @@ struct BatchNorm final : Op {
         }
         A *mean = mean_.data<A>(), *invstd = invstd_.data<A>();
         for (int64_t c = 0; c < t.channels; ++c) {
-          const double m = options.training ? stats.data<double>()[c] : running_mean.data<A>()[c];
+          const double m = options.training ? stats.data<double>()[c] : running.mean.data<A>()[c];
           const double var = options.training ? stats.data<double>()[t.channels + c] /
                                                     static_cast<double>(std::max<int64_t>(t.rows, 1))
-                                              : running_var.data<A>()[c];
+                                              : running.var.data<A>()[c];
           mean[c] = static_cast<A>(m);
           invstd[c] = static_cast<A>(1 / std::sqrt(var + options.eps));
         }
         normalise(t, x.data<T>(), gamma.data<A>(), beta.data<A>(), mean, invstd, y.data<T>());
       });
     }
-    x_ = x, gamma_ = gamma;
+    x_ = x, gamma_ = gamma, beta_ = beta;
     return y;
   }
 
   // A batch with a NaN, an infinity or an overflowing variance in any channel leaves all running values as they are.
   template <class A>
   void update_running(int64_t rows, const double* stats) const {
-    if (!running_mean.defined() || rows == 0) return;
-    const int64_t channels = running_mean.numel();
+    if (rows == 0) return;
+    if (running.num_batches_tracked) {
+      ++*running.num_batches_tracked.data<int64_t>();
+      bump({running.num_batches_tracked});
+    }
+    if (!running.mean) return;
+    const int64_t channels = running.mean.numel();
     const double unbiased = 1 / static_cast<double>(rows - 1), m = options.momentum;
     for (int64_t c = 0; c < channels; ++c)
       if (!std::isfinite(static_cast<A>(stats[c])) || !std::isfinite(static_cast<A>(stats[channels + c] * unbiased)))
         return;
-    A *mean = running_mean.data<A>(), *var = running_var.data<A>();
+    A *mean = running.mean.data<A>(), *var = running.var.data<A>();
     for (int64_t c = 0; c < channels; ++c) {
       mean[c] = static_cast<A>((1 - m) * mean[c] + m * stats[c]);
       var[c] = static_cast<A>((1 - m) * var[c] + m * stats[channels + c] * unbiased);
     }
-    running_mean.bump_version();
-    running_var.bump_version();
+    bump({running.mean, running.var});
+  }
+
+  static void bump(std::initializer_list<Tensor> written) {
+    for (const Tensor& t : written)
+      if (t) t.bump_version();
   }
 
   Grads backward(Context& ctx, const Tensor& dy, const std::vector<bool>& needs) override {
@@ -270,7 +283,7 @@ struct BatchNorm final : Op {
     const Tensor dbeta = needs[2] ? Tensor::empty_like(gamma) : Tensor();
     if constexpr (kCudaBuild) {
       if (ctx.is_cuda())
-        batch_norm_backward_cuda(ctx, options.training, x, gamma, {}, mean_, invstd_, dy, dx, dgamma, dbeta);
+        batch_norm_backward_cuda(ctx, options.training, x, gamma, *beta_, mean_, invstd_, dy, dx, dgamma, dbeta, tail);
     }
     if (!ctx.is_cuda())
       dispatch_floating(x.dtype(), name(), [&]<class T>() { backward_cpu<T>(x, gamma, dy, dx, dgamma, dbeta); });
@@ -319,7 +332,7 @@ std::vector<Sample> samples() {
                         const auto like_gamma = [&](const Tensor& t) {  // samples run in other dtypes and devices too
                           return t ? t.to(in[1].dtype()).to(in[1].device()) : t;
                         };
-                        return batch_norm(in[0], in[1], in[2], like_gamma(mean), like_gamma(var), options);
+                        return batch_norm(in[0], in[1], in[2], {like_gamma(mean), like_gamma(var)}, options);
                       }});
     }
   }
@@ -333,11 +346,15 @@ const OpInfo batch_norm_info{"batch_norm",
                              samples,
                              {ArgTag::by_tag, ArgTag::keep, ArgTag::keep}};
 
-Var batch_norm(const Var& x, const Var& gamma, const Var& beta, const Tensor& running_mean, const Tensor& running_var,
+std::unique_ptr<Op> make_batch_norm(const RunningStats& running, const BatchNormOptions& options, BatchNormTail tail) {
+  auto op = std::make_unique<BatchNorm>();
+  op->options = options, op->running = running, op->tail = tail;
+  return op;
+}
+
+Var batch_norm(const Var& x, const Var& gamma, const Var& beta, const RunningStats& running,
                const BatchNormOptions& options) {
-  BatchNorm op;
-  op.options = options, op.running_mean = running_mean, op.running_var = running_var;
-  return apply(std::move(op), {x, gamma, beta});
+  return apply(make_batch_norm(running, options), {x, gamma, beta});
 }
 
 }  // namespace ht

@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(kThreads) moments_kernel(Geometry g, const T* 
 // One block: mean and invstd of every channel, then the running statistics, unless any channel is not finite.
 template <class T>
 __global__ void finish_moments_kernel(Geometry g, const T* x, const acc_t<T>* sums, double eps, double momentum,
-                                      acc_t<T>* mean, acc_t<T>* invstd, acc_t<T>* running_mean, acc_t<T>* running_var) {
+                                      acc_t<T>* mean, acc_t<T>* invstd, acc_t<T>* running_mean, acc_t<T>* running_var,
+                                      int64_t* batches) {
   using A = acc_t<T>;
   const double n = static_cast<double>(g.rows), unbiased = n / (n - 1);
   const auto variance = [&](int64_t c, double& m) {
@@ -40,6 +41,7 @@ __global__ void finish_moments_kernel(Geometry g, const T* x, const acc_t<T>* su
     m = static_cast<double>(load_as(x[c])) + s;
     return var < 0 ? 0.0 : var;  // a NaN passes
   };
+  if (batches && threadIdx.x == 0) ++*batches;
   int finite = 1;
   for (int64_t c = threadIdx.x; c < g.channels; c += blockDim.x) {
     double m;
@@ -115,13 +117,14 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T, int N>
 void forward(Context& ctx, const BatchNormOptions& o, const Tensor& x, const Tensor& gamma, const Tensor& beta,
-             const Tensor& running_mean, const Tensor& running_var, const Tensor& y, const Tensor& mean,
-             const Tensor& invstd, BatchNormTail tail) {
+             const RunningStats& running, const Tensor& y, const Tensor& mean, const Tensor& invstd,
+             BatchNormTail tail) {
   using A = acc_t<T>;
   const CudaStream stream = ctx.cuda().stream();
   const Geometry all = geometry_of(x, {}), g = geometry_of(x, tail);
-  A* rm = running_mean.defined() ? running_mean.data<A>() : nullptr;
-  A* rv = running_mean.defined() ? running_var.data<A>() : nullptr;
+  A* rm = running.mean ? running.mean.data<A>() : nullptr;
+  A* rv = running.var ? running.var.data<A>() : nullptr;
+  int64_t* batches = running.num_batches_tracked ? running.num_batches_tracked.data<int64_t>() : nullptr;
   if (o.training) {
     const Launch launch = launch_for(ctx.cuda(), all.rows, all.channels / N);
     const Tensor sums = pair_sums<A>(ctx, launch, N, all.channels, [&](size_t shared, A* out, bool partial) {
@@ -129,9 +132,8 @@ void forward(Context& ctx, const BatchNormOptions& o, const Tensor& x, const Ten
       HT_LAUNCHED("batch_norm moments");
     });
     finish_moments_kernel<T><<<1, 1024, 0, stream>>>(all, x.data<T>(), sums.data<A>(), o.eps, o.momentum,
-                                                     mean.data<A>(), invstd.data<A>(), rm, rv);
+                                                     mean.data<A>(), invstd.data<A>(), rm, rv, batches);
     HT_LAUNCHED("batch_norm statistics");
-    if (rm) running_mean.bump_version(), running_var.bump_version();
   } else {
     evaluation_kernel<A><<<grid_for(ctx.cuda(), all.channels), kBlock, 0, stream>>>(rm, rv, o.eps, mean.data<A>(),
                                                                                     invstd.data<A>(), all.channels);
@@ -153,11 +155,11 @@ void forward(Context& ctx, const BatchNormOptions& o, const Tensor& x, const Ten
 }  // namespace
 
 void batch_norm_forward_cuda(Context& ctx, const BatchNormOptions& options, const Tensor& x, const Tensor& gamma,
-                             const Tensor& beta, const Tensor& running_mean, const Tensor& running_var, const Tensor& y,
-                             const Tensor& mean, const Tensor& invstd, BatchNormTail tail) {
+                             const Tensor& beta, const RunningStats& running, const Tensor& y, const Tensor& mean,
+                             const Tensor& invstd, BatchNormTail tail) {
   if (x.numel() == 0) return mean.fill_(0), invstd.fill_(1 / std::sqrt(options.eps));
   dispatch_packs(x, y, x.shape().back(), [&]<class T, int N>() {
-    forward<T, N>(ctx, options, x, gamma, beta, running_mean, running_var, y, mean, invstd, tail);
+    forward<T, N>(ctx, options, x, gamma, beta, running, y, mean, invstd, tail);
   });
 }
 

@@ -4,7 +4,7 @@
 //   dW[:, i, j, :] += dy[n, p, q, :]^T x[n, p stride + i dilation - padding, ...],  dbias = the sum of dy's rows.
 #include "ops/conv2d_kernels.h"
 #include "ops/gemm.h"
-#include "ops/ops.h"
+#include "ops/parts.h"
 #include "ops/registry.h"
 #include "ops/samples.h"
 
@@ -142,6 +142,8 @@ std::vector<Sample> samples() {
 }  // namespace
 
 const OpInfo conv2d_info{"conv2d", AmpTag::allow, "tensor cores: half in and out, FP32 accumulation", samples};
+
+std::unique_ptr<Op> make_conv2d(const Conv2dOptions& options) { return std::make_unique<Conv2d>(options); }
 
 Var conv2d(const Var& x, const Var& weight, const Conv2dOptions& options) { return conv2d(x, weight, {}, options); }
 

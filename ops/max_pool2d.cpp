@@ -230,6 +230,8 @@ std::vector<Sample> samples() {
 
 const OpInfo max_pool2d_info{"max_pool2d", AmpTag::leave, "exact in any type: it only selects", samples};
 
+std::unique_ptr<Op> make_max_pool2d(const Pool2dOptions& options) { return std::make_unique<MaxPool2d>(options); }
+
 Var max_pool2d(const Var& x, const Pool2dOptions& options) { return apply(MaxPool2d(options), {x}); }
 
 }  // namespace ht

@@ -92,11 +92,31 @@ struct BatchNormOptions {
   double momentum = 0.1;  // running = (1 - momentum) running + momentum batch (variance unbiased)
   double eps = 1e-5;
 };
-// Over all axes but the last (Ioffe and Szegedy 2015). gamma, beta, running_mean, running_var are [c] and FP32 when x
-// is 16-bit (f64 when x is f64). Training normalises by the batch and updates the running tensors, unless the batch
-// statistics are not finite; evaluation normalises by the running tensors, which may be undefined in training.
-Var batch_norm(const Var& x, const Var& gamma, const Var& beta, const Tensor& running_mean, const Tensor& running_var,
+// Written by every training forward; all may be undefined in training.
+struct RunningStats {
+  Tensor mean = {}, var = {};       // [c]
+  Tensor num_batches_tracked = {};  // [] i64, optional: counts training forwards
+};
+// Over all axes but the last (Ioffe and Szegedy 2015). gamma, beta, running mean and variance are [c] and FP32 when x is
+// 16-bit (f64 when x is f64). Training normalises by the batch and updates the running statistics, unless those of the
+// batch are not finite; evaluation normalises by the running ones.
+Var batch_norm(const Var& x, const Var& gamma, const Var& beta, const RunningStats& running,
                const BatchNormOptions& options = {});
+
+// ---- fused: the same numbers as the composition, in fewer passes over memory and with less of it kept for backward
+// -------------------------------------------------------------------------------------------
+// relu(batch_norm(x)), and max_pool2d of it with 2x2 windows (x [n, h, w, c]).
+Var bn_relu(const Var& x, const Var& gamma, const Var& beta, const RunningStats& running,
+            const BatchNormOptions& options = {});
+Var bn_relu_pool(const Var& x, const Var& gamma, const Var& beta, const RunningStats& running,
+                 const BatchNormOptions& options = {});
+// The same of conv2d(x, weight, bias); the bias may be undefined.
+Var conv_bn_relu(const Var& x, const Var& weight, const Var& bias, const Var& gamma, const Var& beta,
+                 const RunningStats& running, const Conv2dOptions& conv = {}, const BatchNormOptions& options = {});
+Var conv_bn_relu_pool(const Var& x, const Var& weight, const Var& bias, const Var& gamma, const Var& beta,
+                      const RunningStats& running, const Conv2dOptions& conv = {},
+                      const BatchNormOptions& options = {});
+
 // Zeroes with probability p and scales the rest by 1 / (1 - p); the identity when not training.
 Var dropout(const Var& x, double p = 0.5, bool training = true);
 

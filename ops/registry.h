@@ -15,10 +15,14 @@
   X(batch_norm) \
   X(binary_cross_entropy) \
   X(binary_cross_entropy_with_logits) \
+  X(bn_relu) \
+  X(bn_relu_pool) \
   X(cast) \
   X(cat) \
   X(clamp) \
   X(conv2d) \
+  X(conv_bn_relu) \
+  X(conv_bn_relu_pool) \
   X(cross_entropy) \
   X(div) \
   X(dropout) \

@@ -1,5 +1,5 @@
 // y = max(x, 0);  dx = dy where y > 0, else 0. Backward reads y, which the next layer keeps anyway.
-#include "ops/ops.h"
+#include "ops/parts.h"
 #include "ops/pointwise.h"
 #include "ops/registry.h"
 #include "ops/samples.h"
@@ -17,6 +17,8 @@ std::vector<Sample> samples() {
 }  // namespace
 
 const OpInfo relu_info{"relu", AmpTag::leave, "exact in any type", samples};
+
+std::unique_ptr<Op> make_relu() { return std::make_unique<Relu>(); }
 
 Var relu(const Var& x) { return apply(Relu{}, {x}); }
 

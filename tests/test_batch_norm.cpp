@@ -67,7 +67,7 @@ TEST_CASE("batch_norm: hand values") {
   const Var x(Tensor::from({1, 6, 3, 14}, {2, 2}), true);
   const Var gamma(Tensor::from({2, 1}, {2}), true), beta(Tensor::from({0.5, -1}, {2}), true);
   const Tensor mean = Tensor::zeros({2}), var = Tensor::full({2}, 1);
-  const Var y = batch_norm(x, gamma, beta, mean, var, {.eps = 0});
+  const Var y = batch_norm(x, gamma, beta, {mean, var}, {.eps = 0});
   CHECK(y.value().to_vector() == std::vector<double>{-1.5, -2, 2.5, 0});
   // running = 0.9 * before + 0.1 * batch, with the variance over n - 1: 2 and 32.
   CHECK(mean.at(0) == doctest::Approx(0.2));
@@ -84,7 +84,7 @@ TEST_CASE("batch_norm: hand values") {
   // Evaluation: constants, so dx = gamma invstd dy.
   const Tensor m = Tensor::from({1, 2}, {2}), v = Tensor::from({4, 0.25}, {2});
   x.zero_grad(), gamma.zero_grad();
-  const Var z = batch_norm(x, gamma, beta, m, v, {.training = false, .eps = 0});
+  const Var z = batch_norm(x, gamma, beta, {m, v}, {.training = false, .eps = 0});
   CHECK(z.value().to_vector() == std::vector<double>{0.5, 7, 2.5, 23});
   z.backward(Tensor::from({1, 2, 3, 4}, {2, 2}));
   CHECK(x.grad().to_vector() == std::vector<double>{1, 4, 3, 8});
@@ -117,7 +117,7 @@ TEST_CASE("batch_norm against plain loops: shapes, types, training and evaluatio
         const Tensor mean_before = mean.clone(), var_before = var.clone();
         const Var x(x0, true);
         gamma.zero_grad(), beta.zero_grad();
-        const Var y = batch_norm(x, gamma, beta, mean, var, {.training = training, .eps = eps});
+        const Var y = batch_norm(x, gamma, beta, {mean, var}, {.training = training, .eps = eps});
         y.backward(dy);
         CHECK(y.dtype() == t);
         CHECK(x.grad().dtype() == t);
@@ -148,7 +148,7 @@ TEST_CASE("batch_norm: a mean far larger than the spread loses nothing") {
     const Tensor one = Tensor::full({3}, 1), zero = Tensor::zeros({3});
     const Reference r = naive(x, one, zero, x, 1e-5);
     const Tensor mean = Tensor::zeros({3}), var = Tensor::zeros({3});
-    const Var y = batch_norm(x, one, zero, mean, var, {.momentum = 1});
+    const Var y = batch_norm(x, one, zero, {mean, var}, {.momentum = 1});
     CHECK(error(mean, r.mean) < 1e-7);
     for (int64_t k = 0; k < 3; ++k)
       CHECK(var.at(k) == doctest::Approx(r.var[static_cast<size_t>(k)] * 4096 / 4095).epsilon(1e-5));
@@ -160,11 +160,11 @@ TEST_CASE("batch_norm: a mean far larger than the spread loses nothing") {
   const Tensor one = Tensor::full({2}, 1), zero = Tensor::zeros({2}), mean = Tensor::zeros({2}),
                var = Tensor::zeros({2});
   const Reference r = naive(x, one, zero, x, 1e-5);
-  batch_norm(x, one, zero, mean, var, {.momentum = 1});
+  batch_norm(x, one, zero, {mean, var}, {.momentum = 1});
   CHECK(var.at(0) == doctest::Approx(r.var[0] * 2048 / 2047).epsilon(1e-4));
   CHECK(mean.at(0) == doctest::Approx(r.mean[0]).epsilon(1e-5));
   // A constant channel: variance exactly 0, y = beta.
-  const Var constant = batch_norm(Tensor::full({1000, 2}, 0.1), one, Tensor::full({2}, 3), mean, var);
+  const Var constant = batch_norm(Tensor::full({1000, 2}, 0.1), one, Tensor::full({2}, 3), {mean, var});
   CHECK(error(constant.value(), std::vector<double>(2000, 3.0)) < 1e-5);
 }
 
@@ -179,7 +179,7 @@ TEST_CASE("batch_norm: running statistics stay when the batch is not finite (AMP
         const std::vector<double> mean_before = mean.to_vector(), var_before = var.to_vector();
         const uint64_t version = mean.version();
         const Var y =
-            batch_norm(Tensor::from(values, {200, 3}, t), Tensor::full({3}, 1), Tensor::zeros({3}), mean, var);
+            batch_norm(Tensor::from(values, {200, 3}, t), Tensor::full({3}, 1), Tensor::zeros({3}), {mean, var});
         CHECK(mean.to_vector() == mean_before);
         CHECK(var.to_vector() == var_before);
         CHECK(mean.version() == version);
@@ -189,7 +189,7 @@ TEST_CASE("batch_norm: running statistics stay when the batch is not finite (AMP
   }
   // Finite values whose variance overflows FP32.
   const Tensor mean = Tensor::zeros({1}), var = Tensor::full({1}, 1);
-  batch_norm(Tensor::from({-3e38, 3e38}, {2, 1}), Tensor::full({1}, 1), Tensor::zeros({1}), mean, var);
+  batch_norm(Tensor::from({-3e38, 3e38}, {2, 1}), Tensor::full({1}, 1), Tensor::zeros({1}), {mean, var});
   CHECK(mean.item() == 0);
   CHECK(var.item() == 1);
 }
@@ -201,11 +201,11 @@ TEST_CASE("batch_norm: statistics are FP32 under half data (AMP.md 14)") {
   const Tensor x = Tensor::from(values, {125, 1}, DType::f16);
   const Tensor mean = Tensor::full({1}, 1), var = Tensor::full({1}, 1);
   for (int step = 0; step < 200; ++step)
-    batch_norm(x, Tensor::full({1}, 1), Tensor::zeros({1}), mean, var, {.momentum = 0.1});
+    batch_norm(x, Tensor::full({1}, 1), Tensor::zeros({1}), {mean, var}, {.momentum = 0.1});
   CHECK(mean.item() == doctest::Approx(1.0040).epsilon(1e-6));
   // 300^2 is infinite in half: the variance of +-300 is not.
   const Tensor wide = Tensor::from({300, -300, 300, -300}, {4, 1}, DType::f16);
-  batch_norm(wide, Tensor::full({1}, 1), Tensor::zeros({1}), mean, var, {.momentum = 1});
+  batch_norm(wide, Tensor::full({1}, 1), Tensor::zeros({1}), {mean, var}, {.momentum = 1});
   CHECK(var.item() == 120000);
 }
 
@@ -217,7 +217,7 @@ TEST_CASE("batch_norm: the same bits for every thread count") {
     const Var x(Tensor::normal({8, 15, 16, 70}, {13, 0}), true);
     const Var gamma(Tensor::full({70}, 1.5), true), beta(Tensor::zeros({70}), true);
     const Tensor mean = Tensor::zeros({70}), var = Tensor::full({70}, 1);
-    const Var y = batch_norm(x, gamma, beta, mean, var);
+    const Var y = batch_norm(x, gamma, beta, {mean, var});
     y.backward(Tensor::normal(y.shape(), {14, 0}));
     for (const Tensor& t : {y.value(), x.grad(), gamma.grad(), beta.grad(), mean, var}) {
       const std::vector<double> v = t.to_vector();
@@ -235,7 +235,7 @@ TEST_CASE("batch_norm: only the gradients that are wanted") {
     for (int wanted = -1; wanted < 3; ++wanted) {
       const Var in[3] = {Var(x0, wanted < 0 || wanted == 0), Var(Tensor::full({3}, 2), wanted < 0 || wanted == 1),
                          Var(Tensor::full({3}, 1), wanted < 0 || wanted == 2)};
-      batch_norm(in[0], in[1], in[2], Tensor::zeros({3}), Tensor::full({3}, 1), {.training = training}).backward(dy);
+      batch_norm(in[0], in[1], in[2], {Tensor::zeros({3}), Tensor::full({3}, 1)}, {.training = training}).backward(dy);
       for (int k = 0; k < 3; ++k) {
         if (wanted < 0) all[k] = in[k].grad().to_vector();
         if (wanted == k) CHECK(in[k].grad().to_vector() == all[k]);
@@ -250,7 +250,7 @@ TEST_CASE("batch_norm: empty batch, batch 1, undefined running statistics") {
   const Tensor mean = Tensor::full({3}, 5), var = Tensor::full({3}, 7);
   for (bool training : {true, false}) {
     gamma.zero_grad(), beta.zero_grad();
-    const Var y = batch_norm(x, gamma, beta, mean, var, {.training = training});
+    const Var y = batch_norm(x, gamma, beta, {mean, var}, {.training = training});
     CHECK(y.shape() == x.shape());
     y.backward(Tensor::zeros(y.shape()));
     CHECK(gamma.grad().to_vector() == std::vector<double>(3, 0.0));
@@ -258,13 +258,13 @@ TEST_CASE("batch_norm: empty batch, batch 1, undefined running statistics") {
   }
   CHECK(mean.to_vector() == std::vector<double>(3, 5.0));
   CHECK(var.to_vector() == std::vector<double>(3, 7.0));
-  CHECK(batch_norm(Tensor::zeros({4, 0}), Tensor::zeros({0}), Tensor::zeros({0}), {}, {}).shape() == Shape{4, 0});
+  CHECK(batch_norm(Tensor::zeros({4, 0}), Tensor::zeros({0}), Tensor::zeros({0}), {}).shape() == Shape{4, 0});
   // One image of many pixels is a batch; without running tensors training works.
-  CHECK(batch_norm(Tensor::from({1, 3}, {1, 1, 2, 1}), Tensor::full({1}, 1), Tensor::zeros({1}), {}, {}, {.eps = 0})
+  CHECK(batch_norm(Tensor::from({1, 3}, {1, 1, 2, 1}), Tensor::full({1}, 1), Tensor::zeros({1}), {}, {.eps = 0})
             .value()
             .to_vector() == std::vector<double>{-1, 1});
   // One value in evaluation.
-  CHECK(batch_norm(Tensor::full({1, 3}, 5), gamma, beta, mean, var, {.training = false}).value().to_vector() ==
+  CHECK(batch_norm(Tensor::full({1, 3}, 5), gamma, beta, {mean, var}, {.training = false}).value().to_vector() ==
         std::vector<double>(3, 0.0));
 }
 
@@ -273,28 +273,28 @@ TEST_CASE("batch_norm: clear errors, nothing changed") {
                v = Tensor::full({3}, 1);
   const uint64_t version = m.version();
   CHECK(error_of([&] {
-          batch_norm(Tensor::zeros({1, 3}), g, b, m, v);
+          batch_norm(Tensor::zeros({1, 3}), g, b, {m, v});
         }) ==
         "batch_norm: expected more than 1 value per channel in training; use a larger batch or evaluation "
         "(x [1,3] f32 cpu)");
-  CHECK(error_of([&] { batch_norm(x, Tensor::zeros({4}), b, m, v); }) ==
+  CHECK(error_of([&] { batch_norm(x, Tensor::zeros({4}), b, {m, v}); }) ==
         "batch_norm: gamma must be [3] f32 cpu (gamma [4] f32 cpu, x [4,3] f32 cpu)");
-  CHECK(error_of([&] { batch_norm(x.to(DType::f16), g.to(DType::f16), b, m, v); }) ==
+  CHECK(error_of([&] { batch_norm(x.to(DType::f16), g.to(DType::f16), b, {m, v}); }) ==
         "batch_norm: gamma must be [3] f32 cpu (gamma [3] f16 cpu, x [4,3] f16 cpu)");
-  CHECK(error_of([&] { batch_norm(x.to(DType::f64), g.to(DType::f64), b, m, v); }) ==
+  CHECK(error_of([&] { batch_norm(x.to(DType::f64), g.to(DType::f64), b, {m, v}); }) ==
         "batch_norm: beta must be [3] f64 cpu (beta [3] f32 cpu, x [4,3] f64 cpu)");
-  CHECK(error_of([&] { batch_norm(x, g, b, m, v.to(DType::f64)); }) ==
+  CHECK(error_of([&] { batch_norm(x, g, b, {m, v.to(DType::f64)}); }) ==
         "batch_norm: running_var must be [3] f32 cpu (running_var [3] f64 cpu, x [4,3] f32 cpu)");
-  CHECK(error_of([&] { batch_norm(x, g, b, m, {}); }) ==
+  CHECK(error_of([&] { batch_norm(x, g, b, {m, {}}); }) ==
         "batch_norm: give both running_mean and running_var or neither (x [4,3] f32 cpu)");
-  CHECK(error_of([&] { batch_norm(x, g, b, {}, {}, {.training = false}); }) ==
+  CHECK(error_of([&] { batch_norm(x, g, b, {}, {.training = false}); }) ==
         "batch_norm: evaluation needs running_mean and running_var (x [4,3] f32 cpu)");
-  CHECK(error_of([&] { batch_norm(Tensor::zeros({3}), g, b, m, v); }) ==
+  CHECK(error_of([&] { batch_norm(Tensor::zeros({3}), g, b, {m, v}); }) ==
         "batch_norm: x must be [n, ..., c], not of rank 1 (x [3] f32 cpu)");
-  CHECK(error_of([&] { batch_norm(x.to(DType::i32), g, b, m, v); }) ==
+  CHECK(error_of([&] { batch_norm(x.to(DType::i32), g, b, {m, v}); }) ==
         "batch_norm: x must be floating (x [4,3] i32 cpu)");
-  CHECK(error_of([&] { batch_norm(x, g, b, m, v, {.eps = -1}); }).find("eps -1 must be finite") != std::string::npos);
-  CHECK(error_of([&] { batch_norm(x, g, b, m, v, {.momentum = kNan}); }).find("momentum nan must be in [0, 1]") !=
+  CHECK(error_of([&] { batch_norm(x, g, b, {m, v}, {.eps = -1}); }).find("eps -1 must be finite") != std::string::npos);
+  CHECK(error_of([&] { batch_norm(x, g, b, {m, v}, {.momentum = kNan}); }).find("momentum nan must be in [0, 1]") !=
         std::string::npos);
   CHECK(m.version() == version);
 }

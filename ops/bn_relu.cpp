@@ -1,0 +1,34 @@
+// relu(batch_norm(x)). On CUDA one pass forward and two backward, with only x kept.
+#include "ops/fused.h"
+#include "ops/registry.h"
+
+namespace ht {
+
+namespace {
+std::vector<Sample> samples() {
+  return batch_norm_samples(
+      {{{2, 3, 3, 2}, {2}, {2}}, {{1, 2, 2, 5}, {5}, {5}}, {{7, 1, 2, 1}, {1}, {1}}}, 1,
+      [](std::span<const Var> in, const RunningStats& running, const BatchNormOptions& options) {
+        return batch_norm(in[0], in[1], in[2], running, options);
+      },
+      [](std::span<const Var> in, const RunningStats& running, const BatchNormOptions& options) {
+        return bn_relu(in[0], in[1], in[2], running, options);
+      });
+}
+}  // namespace
+
+const OpInfo bn_relu_info{"bn_relu",
+                          AmpTag::leave,
+                          "sums and statistics in FP32 in any type",
+                          samples,
+                          {ArgTag::by_tag, ArgTag::keep, ArgTag::keep},
+                          {"batch_norm", "relu"}};
+
+Var bn_relu(const Var& x, const Var& gamma, const Var& beta, const RunningStats& running,
+            const BatchNormOptions& options) {
+  Fused op(bn_relu_info);
+  op.add_batch_norm(x.device(), running, options, {.relu = true}, 0, 1, 2);
+  return apply(std::move(op), {x, gamma, beta});
+}
+
+}  // namespace ht
