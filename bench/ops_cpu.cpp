@@ -25,7 +25,7 @@ struct Halftone {
 
   static Var conv2d(const Var& x, const Var& w, int64_t padding) { return ht::conv2d(x, w, {.padding = padding}); }
   static Var batch_norm(const Var& x, const Var& gamma, const Var& beta, const Var& mean, const Var& var) {
-    return ht::batch_norm(x, gamma, beta, mean.value(), var.value());
+    return ht::batch_norm(x, gamma, beta, {mean.value(), var.value()});
   }
   static Var max_pool2d(const Var& x) { return ht::max_pool2d(x); }
   static Var avg_pool2d(const Var& x) { return ht::avg_pool2d(x); }

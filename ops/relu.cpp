@@ -18,8 +18,7 @@ std::vector<Sample> samples() {
 
 const OpInfo relu_info{"relu", AmpTag::leave, "exact in any type", samples};
 
-std::unique_ptr<Op> make_relu() { return std::make_unique<Relu>(); }
-
 Var relu(const Var& x) { return apply(Relu{}, {x}); }
+std::unique_ptr<Op> make_relu() { return std::make_unique<Relu>(); }
 
 }  // namespace ht

@@ -35,7 +35,7 @@ std::vector<std::pair<const OpInfo*, Sample>> batch_samples(int64_t n) {
   add(linear_info, "10 classes", {{n, 64}, {10, 64}}, [](In v) { return linear(v[0], v[1]); });
   for (const int64_t c : {12, 64})
     add(batch_norm_info, str(c, " channels"), {{n, 3, 5, c}, {c}, {c}},
-        [](In v) { return batch_norm(v[0], v[1], v[2], {}, {}); });
+        [](In v) { return batch_norm(v[0], v[1], v[2], {}); });
   add(max_pool2d_info, "2x2", {{n, 6, 5, 8}}, [](In v) { return max_pool2d(v[0]); });
   add(max_pool2d_info, "3x3", {{n, 6, 5, 8}},
       [](In v) { return max_pool2d(v[0], {.kernel = 3, .stride = 2, .padding = 1}); });
@@ -141,7 +141,7 @@ std::map<std::string, Sample> empty_samples() {
   add("max_pool2d", {{0, 4, 4, 3}}, [](In v) { return max_pool2d(v[0]); });
   add("avg_pool2d", {{0, 4, 4, 3}}, [](In v) { return avg_pool2d(v[0]); });
   add("global_avg_pool2d", {{0, 4, 4, 3}}, [](In v) { return global_avg_pool2d(v[0]); });
-  add("batch_norm", {{0, 4, 4, 3}, {3}, {3}}, [](In v) { return batch_norm(v[0], v[1], v[2], {}, {}); });
+  add("batch_norm", {{0, 4, 4, 3}, {3}, {3}}, [](In v) { return batch_norm(v[0], v[1], v[2], {}); });
   add("softmax", {{0, 3}}, [](In v) { return softmax(v[0]); });
   add("log_softmax", {{0, 3}}, [](In v) { return log_softmax(v[0]); });
   const auto labels = [](const Var& x) { return Var(Tensor::zeros({0}, DType::i64, x.device())); };
