@@ -5,9 +5,11 @@
 
 Modes: fp32, tf32, amp (FP16 autocast and GradScaler), each eager and channels_last, with cudnn.benchmark and fused SGD;
 amp-graph (the whole step in one CUDA graph, static loss scale), amp-compile (torch.compile, reduce-overhead). Data is a
-fixed random batch on the GPU. A line of JSON a measurement: median over windows of `steps` steps, peak memory allocated.
+fixed random batch on the GPU. A line of JSON a measurement: median over windows of `steps` steps; the allocator's peaks, in
+use and reserved, with everything since the model was made (cudnn.benchmark's trials too); whether TF32 was in use.
 """
 import argparse
+import gc
 import json
 import statistics
 
@@ -35,16 +37,16 @@ def make_step(mode, batch):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     amp = mode.startswith("amp")
     if mode == "amp-compile":
-        model = torch.compile(model, mode="reduce-overhead")
+        torch._dynamo.reset()  # else a second batch size would be compiled for sizes that vary
+        model = torch.compile(model, mode="reduce-overhead", dynamic=False)
     scaler = torch.amp.GradScaler("cuda", enabled=amp and mode != "amp-graph")
 
     def step():
-        optimizer.zero_grad(set_to_none=mode != "amp-graph")
+        optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.float16, enabled=amp):
             loss = nn.functional.cross_entropy(model(x), y)
         if mode == "amp-graph":
             (loss * 1024).backward()
-            torch._foreach_mul_([p.grad for p in model.parameters()], 1 / 1024)
             optimizer.step()
         else:
             scaler.scale(loss).backward()
@@ -53,7 +55,9 @@ def make_step(mode, batch):
 
     if mode != "amp-graph":
         return step
+    optimizer.grad_scale = torch.full((), 1024.0, device="cuda")  # the fused step divides by it, as under GradScaler
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(5):
             step()
@@ -61,13 +65,29 @@ def make_step(mode, batch):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+    return lambda kept=step: graph.replay()  # the graph works in the memory of what `step` holds
+
+
+def tf32_in_use():
+    """Whether a convolution and a product of FP32 numbers with 23-bit mantissas are rounded to TF32."""
+    torch.manual_seed(1)
+    x, w = torch.randn(64, 64, 16, 16, device="cuda"), torch.randn(64, 64, 3, 3, device="cuda")
+    a, b = torch.randn(512, 512, device="cuda"), torch.randn(512, 512, device="cuda")
+
+    def error(f, *tensors):
+        exact = f(*(t.double() for t in tensors))
+        return ((f(*tensors).double() - exact).norm() / exact.norm()).item()
+
+    rounded = [error(nn.functional.conv2d, x, w) > 5e-5, error(torch.matmul, a, b) > 5e-5]
+    return rounded[0] if rounded[0] == rounded[1] else "conv %s, matmul %s" % tuple(rounded)
 
 
 def measure(mode, batch, windows, steps):
     torch.manual_seed(7)
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = mode != "fp32"
+    torch.backends.cudnn.allow_tf32 = mode != "fp32"
+    torch.set_float32_matmul_precision("highest" if mode == "fp32" else "high")
+    gc.collect()  # the batch before
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     step = make_step(mode, batch)
@@ -83,11 +103,12 @@ def measure(mode, batch, windows, steps):
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) / steps)
-    return {"name": "pytorch", "mode": mode, "batch": batch, "ms": round(statistics.median(times), 4),
-            "spread_ms": round(max(times) - min(times), 4),
-            "images_per_s": round(1000 * batch / statistics.median(times)),
-            "peak_mib": round(torch.cuda.max_memory_allocated() / 2**20),
-            "reserved_mib": round(torch.cuda.max_memory_reserved() / 2**20)}
+    result = {"name": "pytorch", "mode": mode, "batch": batch, "ms": round(statistics.median(times), 4),
+              "spread_ms": round(max(times) - min(times), 4),
+              "images_per_s": round(1000 * batch / statistics.median(times)),
+              "peak_mib": round(torch.cuda.max_memory_allocated() / 2**20),
+              "reserved_mib": round(torch.cuda.max_memory_reserved() / 2**20)}
+    return {**result, "tf32": tf32_in_use()}
 
 
 def main():
