@@ -175,17 +175,18 @@ class BackendPlan final : public CudnnPlan {
   size_t workspace_ = 0;
 };
 
-// make(i, handle) -> plan for each i in [0, n), on several threads: a run-time compiled engine takes half a second of
-// one core. A plan that cannot be made is null, and `why` says why.
+// make(i, handle) -> plan for each i in [0, n), `per_thread` or more a thread: a run-time compiled engine takes half a
+// second of one core. A plan that cannot be made is null, and `why` says why.
 std::vector<std::unique_ptr<BackendPlan>> make_plans(
-    CudaContext& cuda, size_t n, std::string& why,
+    CudaContext& cuda, size_t n, size_t per_thread, std::string& why,
     const std::function<std::unique_ptr<BackendPlan>(size_t, cudnnHandle_t)>& make) {
   // The helping threads' handles are kept, since making one may take longer than a plan does; never destroyed, since
   // the driver may be gone at exit.
   static std::mutex one_at_a_time;
   static auto& handles = *new std::map<int, std::vector<cudnnHandle_t>>;
   const std::lock_guard lock(one_at_a_time);
-  const size_t threads = std::min<size_t>(n, std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
+  const size_t threads =
+      std::min<size_t>((n + per_thread - 1) / per_thread, std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
   auto& kept = handles[cuda.device];
   kept.resize(std::max(kept.size(), threads));
 
@@ -241,7 +242,7 @@ std::unique_ptr<BackendPlan> fastest(CudaContext& cuda, DType dtype, const PlanR
       const Descriptor graph = operation_graph(cuda.main.cudnn, form);
       std::vector<Candidate> candidates;
       collect(graph, dtype, rules, most, candidates, why);
-      plans = make_plans(cuda, candidates.size(), why, [&](size_t i, cudnnHandle_t handle) {
+      plans = make_plans(cuda, candidates.size(), 1, why, [&](size_t i, cudnnHandle_t handle) {
         return BackendPlan::build(handle, candidates[i], form.state().real_uids);
       });
     } catch (const Error& e) {
@@ -288,7 +289,7 @@ using PlanMap = std::map<std::string, std::unique_ptr<BackendPlan>>;
 void restore_group(CudaContext& cuda, const std::string& group, PlanMap& to) {
   const auto entries = disk_cache(cuda).find_all(group);
   std::string why;  // one that cannot be restored is searched anew
-  auto plans = make_plans(cuda, entries.size(), why, [&](size_t i, cudnnHandle_t handle) {
+  auto plans = make_plans(cuda, entries.size(), 4, why, [&](size_t i, cudnnHandle_t handle) {
     return BackendPlan::restore(handle, entries[i].second);
   });
   for (size_t i = 0; i < plans.size(); ++i) to[entries[i].first] = std::move(plans[i]);

@@ -82,12 +82,18 @@ Tensor Tensor::normal(const Shape& shape, PhiloxStream stream, double mean, doub
 }
 
 Tensor Tensor::uniform(const Shape& shape, PhiloxStream stream, double low, double high, DType dtype) {
-  Tensor t = empty(shape, DType::f64);
-  double* p = t.data<double>();
-  parallel_for(t.numel(), 1 << 12, [=](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) p[i] = low + (high - low) * stream.uniform(static_cast<uint64_t>(i));
+  const Tensor t = empty(shape, dtype);
+  dispatch_all(dtype, [&]<class T>() {
+    T* p = t.data<T>();
+    parallel_for(t.numel(), 1 << 12, [=](int64_t begin, int64_t end) {
+      Philox4 bits{};  // numbers i / 4 * 4 to i / 4 * 4 + 3
+      for (int64_t i = begin; i < end; ++i) {
+        if (i % 4 == 0 || i == begin) bits = stream.block(static_cast<uint64_t>(i / 4));
+        p[i] = convert_element<T>(low + (high - low) * to_uniform(bits[static_cast<size_t>(i % 4)]));
+      }
+    });
   });
-  return t.to(dtype);
+  return t;
 }
 
 Device Tensor::device() const { return storage_ ? storage_->device : Device::cpu(); }

@@ -99,6 +99,16 @@ TEST_CASE("philox: uniform numbers") {
   CHECK(chi2 < 255 + 4 * 22.6);
 }
 
+TEST_CASE("philox: a uniform tensor holds the numbers of its stream, in every dtype and by any thread") {
+  const PhiloxStream s{42, 9};
+  constexpr int64_t kCount = 70'001;  // parts of it begin inside a block of four
+  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::u8}) {
+    const Tensor exact = Tensor::empty({kCount}, DType::f64), t = Tensor::uniform({kCount}, s, -1, 200, dtype);
+    for (int64_t i = 0; i < kCount; ++i) exact.data<double>()[i] = -1 + 201.0 * s.uniform(static_cast<uint64_t>(i));
+    CHECK_MESSAGE(t.to_vector() == exact.to(dtype).to_vector(), name_of(dtype));
+  }
+}
+
 TEST_CASE("philox: normal numbers") {
   const PhiloxStream s{42, 8};
   const uint64_t n = 1 << 19;
