@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <optional>
 #include <vector>
@@ -77,6 +78,8 @@ class Descriptors {
   static void layout(cublasLtMatrixLayout_t& l, int64_t rows, int64_t cols, DType t, int64_t batch, int64_t stride) {
     HT_LT(cublasLtMatrixLayoutCreate(&l, lt_type(t), static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), rows));
     if (batch == 1) return;
+    check(batch <= std::numeric_limits<int32_t>::max(), "matmul: ", batch, " products at once; cuBLASLt takes up to ",
+          std::numeric_limits<int32_t>::max());
     const int32_t count = static_cast<int32_t>(batch);
     HT_LT(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)));
     HT_LT(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof(stride)));
