@@ -1,8 +1,6 @@
 // What the tests of optimizers share: parameters, gradients and trainings with known numbers.
 #pragma once
 
-#include <doctest/doctest.h>
-
 #include <cmath>
 #include <cstring>
 #include <limits>
