@@ -181,12 +181,12 @@ TEST_CASE("cuda, large: max_pool2d") {
   };
   const Var y = max_pool2d(x);
   check_values(y.value(), [&](int64_t i) {
-    int64_t at;
+    int64_t at = -1;
     return window(i / 64 / 16 / 16, i / 64 / 16 % 16, i / 64 % 16, i % 64, at);
   });
   y.backward(Tensor::full(y.shape(), 1, DType::f16, kGpu));
   check_values(x.grad(), [&](int64_t i) {
-    int64_t at;
+    int64_t at = -1;
     window(i / 64 / 32 / 32, i / 64 / 32 % 32 / 2, i / 64 % 32 / 2, i % 64, at);
     return at == i ? 1.0 : 0.0;
   });
