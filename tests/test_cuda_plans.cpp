@@ -1,0 +1,117 @@
+// Plans of convolutions and matrix products on CUDA: Tensor Cores where they are allowed, restored from the cache,
+// found in every tune mode.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "core/tuning.h"
+#include "ops/ops.h"
+#include "tests/cuda_compare.h"
+#include "tests/data_helpers.h"
+
+using namespace ht;
+
+namespace {
+// A cache folder of this test's own, and the settings put back, while it lives.
+struct Settings : data::TempFolder {
+  Settings() { setenv("HALFTONE_CACHE", path.c_str(), 1); }
+  ~Settings() {
+    unsetenv("HALFTONE_CACHE");
+    set_tune_mode(TuneMode::fast);
+    set_tf32(false);
+    set_workspace_limit(size_t{1} << 30);
+  }
+  int64_t files() const { return std::distance(std::filesystem::directory_iterator(path), {}); }
+};
+
+Tensor random(const Shape& shape, uint64_t stream) { return Tensor::uniform(shape, {21, stream}, -1, 1, DType::f64); }
+
+struct Case {
+  Tensor x, w;
+  bool is_conv;
+  Tensor run(DType dtype, Device device) const {
+    const no_grad guard;
+    const Var a = x.to(dtype).to(device), b = w.to(dtype).to(device);
+    return (is_conv ? conv2d(a, b, {.padding = 1}) : linear(a, b)).value().to(Device::cpu());
+  }
+};
+Case conv_case(int64_t n) { return {random({n, 16, 16, 64}, 1), random({64, 3, 3, 64}, 2), true}; }
+Case linear_case(int64_t n) { return {random({n, 512}, 3), random({256, 512}, 4), false}; }
+
+// The plan that the newest problem with these words runs by.
+PlanChoice chosen(const std::string& op, const std::string& size) {
+  PlanChoice found;
+  for (const PlanChoice& c : plan_choices())
+    if (c.problem.find(op) != std::string::npos && c.problem.find(size) != std::string::npos) found = c;
+  REQUIRE_MESSAGE(!found.problem.empty(), op, ' ', size);
+  return found;
+}
+}  // namespace
+
+TEST_CASE("cuda plans: FP32 keeps off Tensor Cores unless TF32 is on; half uses them") {
+  HT_NEEDS_CUDA();
+  const Settings settings;
+  for (const Case& c : {conv_case(24), linear_case(192)}) {
+    const std::string op = c.is_conv ? "conv2d forward" : "gemm", size = c.is_conv ? "[24," : "192x256x512";
+    const Tensor exact = c.run(DType::f64, Device::cpu());
+    CHECK(distance(c.run(DType::f32, Device::cuda()), exact, 0) <= 1e-5);
+    CHECK(!chosen(op, size).tensor_cores);
+    set_tf32(true);
+    const double error = distance(c.run(DType::f32, Device::cuda()), exact, 0);
+    set_tf32(false);
+    const PlanChoice tf32 = chosen(op, size);
+    MESSAGE("TF32: ", tf32.problem, " -> ", tf32.plan, tf32.tensor_cores ? ", Tensor Cores" : "", ", relative L2 ",
+            error);
+    CHECK(error <= 2e-3);
+    CHECK((error > 1e-5) == tf32.tensor_cores);  // the note is true: 10 bits of mantissa show
+    CHECK(distance(c.run(DType::f16, Device::cuda()), exact, 0) <= 2e-3);
+    CHECK(chosen(op, size).tensor_cores);
+    CHECK(distance(c.run(DType::f32, Device::cuda()), exact, 0) <= 1e-5);  // TF32's plan does not stay
+  }
+}
+
+TEST_CASE("cuda plans: every tune mode gives the CPU's result, and full is at least as choosy as fast") {
+  HT_NEEDS_CUDA();
+  const Settings settings;
+  const Case conv = conv_case(10), product = linear_case(100);
+  const Tensor exact_conv = conv.run(DType::f64, Device::cpu()), exact_product = product.run(DType::f64, Device::cpu());
+  for (const TuneMode mode : {TuneMode::off, TuneMode::fast, TuneMode::full}) {
+    set_tune_mode(mode);
+    INFO(name_of(mode));
+    CHECK(distance(conv.run(DType::f16, Device::cuda()), exact_conv, 0) <= 2e-3);
+    CHECK(distance(product.run(DType::f16, Device::cuda()), exact_product, 0) <= 2e-3);
+    MESSAGE(name_of(mode), ": ", chosen("conv2d forward", "[10,").plan, " and ", chosen("gemm", "100x256x512").plan);
+  }
+}
+
+TEST_CASE("cuda plans: a plan on disk is restored, not searched again") {
+  HT_NEEDS_CUDA();
+  const Settings settings;
+  const Case conv = conv_case(11), product = linear_case(110);
+  const Tensor first = conv.run(DType::f16, Device::cuda());
+  CHECK(settings.files() == 1);
+  product.run(DType::f16, Device::cuda());
+  const std::string plan = chosen("conv2d forward", "[11,").plan;
+  for (const auto& file : std::filesystem::directory_iterator(settings.path)) std::filesystem::remove(file.path());
+  // Another thread has no plans in memory yet. A search would end with a file.
+  Tensor again;
+  std::thread([&] {
+    again = conv.run(DType::f16, Device::cuda());
+    product.run(DType::f16, Device::cuda());
+  }).join();
+  CHECK(settings.files() == 0);
+  CHECK(chosen("conv2d forward", "[11,").plan == plan);
+  CHECK(again.to_vector() == first.to_vector());
+}
+
+TEST_CASE("cuda plans: no workspace at all still leaves a plan") {
+  HT_NEEDS_CUDA();
+  const Settings settings;
+  set_workspace_limit(0);
+  const Case conv = conv_case(12), product = linear_case(120);
+  CHECK(distance(conv.run(DType::f16, Device::cuda()), conv.run(DType::f64, Device::cpu()), 0) <= 2e-3);
+  CHECK(distance(product.run(DType::f16, Device::cuda()), product.run(DType::f64, Device::cpu()), 0) <= 2e-3);
+}
