@@ -97,9 +97,9 @@ struct RunningStats {
   Tensor mean = {}, var = {};       // [c]
   Tensor num_batches_tracked = {};  // [] i64, optional: counts training forwards
 };
-// Over all axes but the last (Ioffe and Szegedy 2015). gamma, beta, running mean and variance are [c] and FP32 when x is
-// 16-bit (f64 when x is f64). Training normalises by the batch and updates the running statistics, unless those of the
-// batch are not finite; evaluation normalises by the running ones.
+// Over all axes but the last (Ioffe and Szegedy 2015). gamma, beta, running mean and variance are [c] and FP32 when x
+// is 16-bit (f64 when x is f64). Training normalises by the batch and updates the running statistics, unless those of
+// the batch are not finite; evaluation normalises by the running ones.
 Var batch_norm(const Var& x, const Var& gamma, const Var& beta, const RunningStats& running,
                const BatchNormOptions& options = {});
 

@@ -277,24 +277,32 @@ TEST_CASE("batch_norm: clear errors, nothing changed") {
         }) ==
         "batch_norm: expected more than 1 value per channel in training; use a larger batch or evaluation "
         "(x [1,3] f32 cpu)");
-  CHECK(error_of([&] { batch_norm(x, Tensor::zeros({4}), b, {m, v}); }) ==
-        "batch_norm: gamma must be [3] f32 cpu (gamma [4] f32 cpu, x [4,3] f32 cpu)");
-  CHECK(error_of([&] { batch_norm(x.to(DType::f16), g.to(DType::f16), b, {m, v}); }) ==
-        "batch_norm: gamma must be [3] f32 cpu (gamma [3] f16 cpu, x [4,3] f16 cpu)");
-  CHECK(error_of([&] { batch_norm(x.to(DType::f64), g.to(DType::f64), b, {m, v}); }) ==
-        "batch_norm: beta must be [3] f64 cpu (beta [3] f32 cpu, x [4,3] f64 cpu)");
-  CHECK(error_of([&] { batch_norm(x, g, b, {m, v.to(DType::f64)}); }) ==
-        "batch_norm: running_var must be [3] f32 cpu (running_var [3] f64 cpu, x [4,3] f32 cpu)");
-  CHECK(error_of([&] { batch_norm(x, g, b, {m, {}}); }) ==
-        "batch_norm: give both running_mean and running_var or neither (x [4,3] f32 cpu)");
+  CHECK(error_of([&] {
+          batch_norm(x, Tensor::zeros({4}), b, {m, v});
+        }) == "batch_norm: gamma must be [3] f32 cpu (gamma [4] f32 cpu, x [4,3] f32 cpu)");
+  CHECK(error_of([&] {
+          batch_norm(x.to(DType::f16), g.to(DType::f16), b, {m, v});
+        }) == "batch_norm: gamma must be [3] f32 cpu (gamma [3] f16 cpu, x [4,3] f16 cpu)");
+  CHECK(error_of([&] {
+          batch_norm(x.to(DType::f64), g.to(DType::f64), b, {m, v});
+        }) == "batch_norm: beta must be [3] f64 cpu (beta [3] f32 cpu, x [4,3] f64 cpu)");
+  CHECK(error_of([&] {
+          batch_norm(x, g, b, {m, v.to(DType::f64)});
+        }) == "batch_norm: running_var must be [3] f32 cpu (running_var [3] f64 cpu, x [4,3] f32 cpu)");
+  CHECK(error_of([&] {
+          batch_norm(x, g, b, {m, {}});
+        }) == "batch_norm: give both running_mean and running_var or neither (x [4,3] f32 cpu)");
   CHECK(error_of([&] { batch_norm(x, g, b, {}, {.training = false}); }) ==
         "batch_norm: evaluation needs running_mean and running_var (x [4,3] f32 cpu)");
-  CHECK(error_of([&] { batch_norm(Tensor::zeros({3}), g, b, {m, v}); }) ==
-        "batch_norm: x must be [n, ..., c], not of rank 1 (x [3] f32 cpu)");
-  CHECK(error_of([&] { batch_norm(x.to(DType::i32), g, b, {m, v}); }) ==
-        "batch_norm: x must be floating (x [4,3] i32 cpu)");
+  CHECK(error_of([&] {
+          batch_norm(Tensor::zeros({3}), g, b, {m, v});
+        }) == "batch_norm: x must be [n, ..., c], not of rank 1 (x [3] f32 cpu)");
+  CHECK(error_of([&] {
+          batch_norm(x.to(DType::i32), g, b, {m, v});
+        }) == "batch_norm: x must be floating (x [4,3] i32 cpu)");
   CHECK(error_of([&] { batch_norm(x, g, b, {m, v}, {.eps = -1}); }).find("eps -1 must be finite") != std::string::npos);
-  CHECK(error_of([&] { batch_norm(x, g, b, {m, v}, {.momentum = kNan}); }).find("momentum nan must be in [0, 1]") !=
-        std::string::npos);
+  CHECK(error_of([&] {
+          batch_norm(x, g, b, {m, v}, {.momentum = kNan});
+        }).find("momentum nan must be in [0, 1]") != std::string::npos);
   CHECK(m.version() == version);
 }

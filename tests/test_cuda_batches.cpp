@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kOddBatches[] = {1, 7, 127, 2049};
 
 // The ops whose kernels or plans depend on the batch, on shapes that fill no block evenly.
-std::vector<std::pair<const OpInfo*, Sample>> batch_samples(int64_t n) {
+std::vector<std::pair<const OpInfo*, Sample>> batch_samples(int64_t n, DType dtype) {
   std::vector<std::pair<const OpInfo*, Sample>> list;
   const auto add = [&](const OpInfo& op, const std::string& label, const std::vector<Shape>& shapes, auto function) {
     Sample s{label, {}, function};
@@ -33,6 +33,15 @@ std::vector<std::pair<const OpInfo*, Sample>> batch_samples(int64_t n) {
   add(conv2d_info, "1x1", {{n, 3, 3, 16}, {10, 1, 1, 16}}, [](In v) { return conv2d(v[0], v[1]); });
   add(linear_info, "odd", {{n, 33}, {17, 33}, {17}}, [](In v) { return linear(v[0], v[1], v[2]); });
   add(linear_info, "10 classes", {{n, 64}, {10, 64}}, [](In v) { return linear(v[0], v[1]); });
+  add(bn_relu_info, "12 channels", {{n, 3, 5, 12}, {12}, {12}}, [](In v) { return bn_relu(v[0], v[1], v[2], {}); });
+  if (dtype == DType::f32) {  // rounding to half moves a maximum or a zero, and a whole gradient with it
+    add(bn_relu_pool_info, "12 channels", {{n, 6, 5, 12}, {12}, {12}},
+        [](In v) { return bn_relu_pool(v[0], v[1], v[2], {}); });
+    add(conv_bn_relu_info, "3 to 16 channels", {{n, 6, 5, 3}, {16, 3, 3, 3}, {16}, {16}},
+        [](In v) { return conv_bn_relu(v[0], v[1], {}, v[2], v[3], {}, {.padding = 1}); });
+    add(conv_bn_relu_pool_info, "16 to 12 channels", {{n, 6, 5, 16}, {12, 3, 3, 16}, {12}, {12}},
+        [](In v) { return conv_bn_relu_pool(v[0], v[1], {}, v[2], v[3], {}, {.padding = 1}); });
+  }
   for (const int64_t c : {12, 64})
     add(batch_norm_info, str(c, " channels"), {{n, 3, 5, c}, {c}, {c}},
         [](In v) { return batch_norm(v[0], v[1], v[2], {}); });
@@ -50,7 +59,7 @@ std::vector<std::pair<const OpInfo*, Sample>> batch_samples(int64_t n) {
 void compare_batches(DType dtype, double bound) {
   HT_NEEDS_CUDA();
   for (const int64_t n : kOddBatches)
-    for (const auto& [op, sample] : batch_samples(n)) {
+    for (const auto& [op, sample] : batch_samples(n, dtype)) {
       INFO(op->name << " (" << sample.label << ") batch " << n << ' ' << name_of(dtype));
       compare_with_cpu(*op, sample, dtype, bound);
     }
@@ -142,6 +151,12 @@ std::map<std::string, Sample> empty_samples() {
   add("avg_pool2d", {{0, 4, 4, 3}}, [](In v) { return avg_pool2d(v[0]); });
   add("global_avg_pool2d", {{0, 4, 4, 3}}, [](In v) { return global_avg_pool2d(v[0]); });
   add("batch_norm", {{0, 4, 4, 3}, {3}, {3}}, [](In v) { return batch_norm(v[0], v[1], v[2], {}); });
+  add("bn_relu", {{0, 4, 4, 3}, {3}, {3}}, [](In v) { return bn_relu(v[0], v[1], v[2], {}); });
+  add("bn_relu_pool", {{0, 4, 4, 3}, {3}, {3}}, [](In v) { return bn_relu_pool(v[0], v[1], v[2], {}); });
+  add("conv_bn_relu", {{0, 4, 4, 3}, {4, 3, 3, 3}, {4}, {4}},
+      [](In v) { return conv_bn_relu(v[0], v[1], {}, v[2], v[3], {}); });
+  add("conv_bn_relu_pool", {{0, 4, 4, 3}, {4, 3, 3, 3}, {4}, {4}},
+      [](In v) { return conv_bn_relu_pool(v[0], v[1], {}, v[2], v[3], {}); });
   add("softmax", {{0, 3}}, [](In v) { return softmax(v[0]); });
   add("log_softmax", {{0, 3}}, [](In v) { return log_softmax(v[0]); });
   const auto labels = [](const Var& x) { return Var(Tensor::zeros({0}, DType::i64, x.device())); };

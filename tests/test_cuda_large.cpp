@@ -43,6 +43,16 @@ constexpr Pattern kWide{32'769, 65'536};  // 2^31 + 65'536: images of 32 x 32 pi
 Shape odd_images() { return {kOdd.rows, 29, 113, 5}; }
 Shape wide_images() { return {kWide.rows, 32, 32, 64}; }
 
+// The largest value of kWide in a 2x2 window of its images, and the first place that has it.
+double best_of_window(int64_t image, int64_t oy, int64_t ox, int64_t c, int64_t& at) {
+  double best = -1;
+  for (int64_t p = 0; p < 4; ++p) {
+    const int64_t i = ((image * 32 + 2 * oy + p / 2) * 32 + 2 * ox + p % 2) * 64 + c;
+    if (kWide.at(i) > best) best = kWide.at(i), at = i;
+  }
+  return best;
+}
+
 // Compares t with what is expected at a flat index: 2^16 elements at the beginning, around 2^31 and at the end.
 void check_values(const Tensor& t, const std::function<double(int64_t)>& expected, double tolerance = 0) {
   constexpr int64_t kWindow = 1 << 16, kEdge = int64_t{1} << 31;
@@ -171,28 +181,20 @@ TEST_CASE("cuda, large: max_pool2d") {
     });
   }
   Var x(kWide.make(DType::f16).value().view(wide_images()), true);
-  const auto window = [](int64_t image, int64_t oy, int64_t ox, int64_t c, int64_t& at) {
-    double best = -1;
-    for (int64_t p = 0; p < 4; ++p) {
-      const int64_t i = ((image * 32 + 2 * oy + p / 2) * 32 + 2 * ox + p % 2) * 64 + c;
-      if (kWide.at(i) > best) best = kWide.at(i), at = i;
-    }
-    return best;
-  };
   const Var y = max_pool2d(x);
   check_values(y.value(), [&](int64_t i) {
     int64_t at = -1;
-    return window(i / 64 / 16 / 16, i / 64 / 16 % 16, i / 64 % 16, i % 64, at);
+    return best_of_window(i / 64 / 16 / 16, i / 64 / 16 % 16, i / 64 % 16, i % 64, at);
   });
   y.backward(Tensor::full(y.shape(), 1, DType::f16, kGpu));
   check_values(x.grad(), [&](int64_t i) {
     int64_t at = -1;
-    window(i / 64 / 32 / 32, i / 64 / 32 % 32 / 2, i / 64 % 32 / 2, i % 64, at);
+    best_of_window(i / 64 / 32 / 32, i / 64 / 32 % 32 / 2, i / 64 % 32 / 2, i % 64, at);
     return at == i ? 1.0 : 0.0;
   });
 }
 
-TEST_CASE("cuda, large: batch_norm") {
+TEST_CASE("cuda, large: batch_norm, and with ReLU and pool") {
   HT_NEEDS_GPU_MEMORY(30);
   const Cleanup cleanup;
   constexpr int64_t kChannels = 64, kPixels = 1024;
@@ -220,10 +222,22 @@ TEST_CASE("cuda, large: batch_norm") {
     invstd[k] = 1 / std::sqrt((a2 * kPixels + 2 * a1 * b1 + b2 * images) / values - mean[k] * mean[k] + 1e-5);
     projection[k] = (da * kPixels + d1 * b1 - mean[k] * d1 * kPixels) * invstd[k];  // sum of dy xhat
   }
-  const auto xhat = [&](int64_t i) {
+  const auto normalised = [&](double v, int64_t i) {
     const size_t k = static_cast<size_t>(i % kChannels);
-    return (kWide.at(i) - mean[k]) * invstd[k];
+    return (v - mean[k]) * invstd[k];
   };
+  const auto xhat = [&](int64_t i) { return normalised(kWide.at(i), i); };
+  {
+    const no_grad guard;
+    check_values(
+        bn_relu_pool(x, gamma, beta, {}).value(),
+        [&](int64_t i) {
+          int64_t at;
+          const double best = best_of_window(i / 64 / 16 / 16, i / 64 / 16 % 16, i / 64 % 16, i % 64, at);
+          return std::max(2 * normalised(best, i) + 1, 0.0);
+        },
+        5e-3);
+  }
 
   const Var y = batch_norm(x, gamma, beta, {});
   check_values(
