@@ -45,6 +45,16 @@ void Module::visit(const std::string& prefix, F&& f) const {
   for (const auto& [name, child] : children_) child->visit(prefix + name + ".", f);
 }
 
+Var Module::operator()(const Var& x) {
+  const Var y = forward(before_ ? before_(x) : x);
+  return after_ ? after_(y) : y;
+}
+
+void Module::set_call_hooks(std::function<Var(const Var&)> before, std::function<Var(const Var&)> after) {
+  before_ = std::move(before);
+  after_ = std::move(after);
+}
+
 std::vector<std::pair<std::string, Var>> Module::named_parameters() const {
   std::vector<std::pair<std::string, Var>> out;
   visit("", [&](const std::string& name, const Entry& e) {
@@ -81,7 +91,7 @@ void Module::train(bool on) {
 
 void Module::to(Device device) {
   visit("", [&](const std::string&, const Entry& e) {
-    e.var.set_value(e.var.value().to(device));
+    e.var.to(device);
     if (e.var.grad_slot().defined()) e.var.grad_slot() = e.var.grad_slot().to(device);
   });
 }
@@ -90,7 +100,7 @@ void Module::to(DType dtype) {
   check(is_floating(dtype), "module: to(", dtype, ") is not a floating dtype");
   visit("", [&](const std::string&, const Entry& e) {
     if (!is_floating(e.var.dtype()) || e.var.dtype() == dtype) return;
-    e.var.set_value(e.var.value().to(dtype));
+    e.var.set_value(e.var.master().to(dtype));
     e.var.zero_grad();
   });
 }
@@ -102,7 +112,7 @@ void Module::zero_grad() {
 StateDict Module::state_dict() const {
   StateDict state;
   visit("", [&](const std::string& name, const Entry& e) {
-    state[name] = to_file(e.var.value(), e.spatial.h * e.spatial.w);
+    state[name] = to_file(e.var.master(), e.spatial.h * e.spatial.w);
   });
   return state;
 }
@@ -126,7 +136,7 @@ void Module::load_state_dict(const StateDict& state, bool strict) {
         "]; nothing was loaded");
   visit("", [&](const std::string& name, const Entry& e) {
     const auto it = state.find(name);
-    if (it != state.end()) e.var.value().copy_(from_file(it->second, e.var.value(), e.spatial.h * e.spatial.w));
+    if (it != state.end()) e.var.load(from_file(it->second, e.var.value(), e.spatial.h * e.spatial.w));
   });
 }
 

@@ -2,6 +2,7 @@
 // NHWC.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -30,7 +31,10 @@ class Module {
   Module& operator=(Module&&) = default;
 
   virtual Var forward(const Var& x) = 0;
-  Var operator()(const Var& x) { return forward(x); }
+  Var operator()(const Var& x);
+  // operator() is after(forward(before(x))); an empty function is the identity. amp casts a half model's input and
+  // output so. A parent calls forward of its children, which passes these by.
+  void set_call_hooks(std::function<Var(const Var&)> before, std::function<Var(const Var&)> after);
   // One line for a person: "Conv2d(3, 64, kernel 3x3, padding 1)".
   virtual std::string describe() const = 0;
 
@@ -80,6 +84,7 @@ class Module {
   std::vector<Entry> entries_;
   std::vector<std::pair<std::string, std::unique_ptr<Module>>> children_;
   bool training_ = true;
+  std::function<Var(const Var&)> before_, after_;
 };
 
 }  // namespace ht

@@ -52,6 +52,8 @@ class Op {
   virtual ~Op() = default;
   virtual const OpInfo& info() const = 0;
   std::string_view name() const { return info().name; }
+  // What a trace says of this call besides the name: "f32 -> f16, cached".
+  virtual std::string note() const { return {}; }
   // Checks shapes and dtypes (throws Error) and gives the output's. Runs before forward.
   virtual TensorSpec infer(Inputs in) const = 0;
   // Computes the output, of the spec that infer gave, on ctx's device.

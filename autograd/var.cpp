@@ -38,6 +38,7 @@ bool Var::is_leaf() const { return !defined() || state_->tape == nullptr; }
 void Var::set_value(Tensor value) const {
   check(defined() && is_leaf(), "var: set_value needs a leaf");
   state_->value = std::move(value);
+  state_->twin = {};
 }
 
 Tensor Var::grad() const {
@@ -50,7 +51,63 @@ Tensor& Var::grad_slot() const {
   return state_->grad;
 }
 
-void Var::zero_grad() const { grad_slot() = {}; }
+void Var::zero_grad() const {
+  grad_slot() = {};
+  state_->grad_scaled = false;
+}
+
+bool Var::has_half_copy(DType dtype) const {
+  return state_->twin.defined() && state_->twin.dtype() == dtype && state_->twin_version == value().version();
+}
+
+Tensor Var::half_copy(DType dtype) const {
+  check(is_leaf() && is_half(dtype) && value().dtype() == DType::f32,
+        "var: half_copy needs an FP32 leaf and a half dtype, not ", dtype, " (", Named{"var", value()}, ")");
+  VarState& s = *state_;
+  if (!s.twin.defined() || s.twin.dtype() != dtype) {
+    s.twin = s.value.to(dtype);
+  } else if (s.twin_version != s.value.version()) {
+    s.twin.copy_(s.value);
+  }
+  s.twin_version = s.value.version();
+  return s.twin;
+}
+
+void Var::set_half_with_master(DType dtype) const {
+  check(is_leaf() && is_half(dtype) && value().dtype() == DType::f32,
+        "var: set_half_with_master needs an FP32 leaf and a half dtype, not ", dtype, " (", Named{"var", value()}, ")");
+  Tensor master = value();
+  set_value(master.to(dtype));
+  zero_grad();
+  state_->twin = std::move(master);
+  state_->twin_version = value().version();
+}
+
+const Tensor& Var::master() const {
+  const Tensor& v = value();
+  if (!is_half(v.dtype()) || !state_->twin.defined()) return v;
+  if (state_->twin_version != v.version()) {
+    state_->twin.copy_(v);
+    state_->twin_version = v.version();
+  }
+  return state_->twin;
+}
+
+void Var::to(Device device) const {
+  const Tensor twin = state_->twin;
+  const bool fresh = twin.defined() && state_->twin_version == value().version();
+  set_value(value().to(device));
+  if (!fresh) return;
+  state_->twin = twin.to(device);
+  state_->twin_version = value().version();
+}
+
+void Var::load(const Tensor& from) const {
+  value().copy_(from);
+  if (!is_half(dtype()) || !state_->twin.defined()) return;
+  state_->twin.copy_(from);
+  state_->twin_version = value().version();
+}
 
 void Var::backward(const Tensor& seed, bool retain_graph) const {
   check(requires_grad(), "backward: the Var does not require a gradient (", Named{"var", value()},

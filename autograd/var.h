@@ -43,6 +43,20 @@ class Var {
   Tensor& grad_slot() const;
   void zero_grad() const;
 
+  // The half copy of an FP32 leaf, in f16 or bf16: kept with the leaf, made at the first call and brought up to date
+  // when the value was written since. Optimizers write it together with the value. Throws Error on another leaf.
+  Tensor half_copy(DType dtype) const;
+  bool has_half_copy(DType dtype) const;  // up to date, so that half_copy has nothing to do
+  // Makes an FP32 leaf half and keeps its present value as the FP32 master beside it.
+  void set_half_with_master(DType dtype) const;
+  // What optimizers move and checkpoints save: the FP32 master where there is one (taken from the value again when
+  // that was written since), else value().
+  const Tensor& master() const;
+  // Copies `from` into the value and, if there is one, the master.
+  void load(const Tensor& from) const;
+  // Moves a leaf's value, with its half copy or master.
+  void to(Device device) const;
+
   // Adds d(this)/d(leaf) to the gradient of every leaf that requires it. Without a seed this must be a scalar. Frees
   // the walked part of the graph unless retain_graph. Throws Error on a second walk, before it changes any gradient.
   void backward(const Tensor& seed = {}, bool retain_graph = false) const;
@@ -64,9 +78,16 @@ struct VarState {
   Tensor value;
   bool requires_grad = false;
   Tensor grad;                 // leaves
+  bool grad_scaled = false;    // grad still holds amp's loss scale
   std::string name;            // parameters: "features.0.weight"
   std::shared_ptr<Tape> tape;  // non-leaves own their tape
   int node = -1;
+
+  // The same numbers in the other precision: the half copy of an FP32 value, or the FP32 master of a half one. It
+  // agrees with `value` while twin_version is value's version.
+  Tensor twin;
+  uint64_t twin_version = 0;
+  std::shared_ptr<VarState> widened_from;  // a cast to a wider dtype remembers the half Var, to give it back
 };
 
 // The one door: input hook, infer and check, forward, record.

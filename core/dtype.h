@@ -85,6 +85,15 @@ void to_float(const BFloat16* in, float* out, int64_t n);
 void from_float(const float* in, Half* out, int64_t n);
 void from_float(const float* in, BFloat16* out, int64_t n);
 
+// False for an infinity or a NaN, told by the exponent's bits: a maximum misses NaN, a sum can overflow on its own, and
+// fast-math would lie.
+HT_HD constexpr bool finite_bits(float v) { return (std::bit_cast<uint32_t>(v) & 0x7f800000u) != 0x7f800000u; }
+HT_HD constexpr bool finite_bits(double v) {
+  return (std::bit_cast<uint64_t>(v) & 0x7ff0000000000000u) != 0x7ff0000000000000u;
+}
+HT_HD constexpr bool finite_bits(Half v) { return (v.bits & 0x7c00u) != 0x7c00u; }
+HT_HD constexpr bool finite_bits(BFloat16 v) { return (v.bits & 0x7f80u) != 0x7f80u; }
+
 // The type a kernel computes and accumulates in: FP32 for 16-bit storage, else the type itself.
 template <class T>
 struct Accumulate {
