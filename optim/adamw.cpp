@@ -42,14 +42,15 @@ void update_block(A* __restrict p, const A* __restrict grad, A* __restrict m, A*
 }
 
 template <class A>
-void update_cpu(const AdamWOptions& o, double lr, const UpdateItem& item) {
-  const Coefficients<A> c = coefficients<A>(o, lr, ++*item.step.data<int64_t>());
+void update_cpu(const AdamWOptions& o, double lr, const UpdateItem& item, const GradTransform<A>& transform) {
+  const Coefficients<A> c = coefficients<A>(o, lr, *item.step.data<int64_t>() + 1);
   for_blocks(item.param.numel(), [&](int64_t at, int64_t n) {
     A param_buffer[kBlock], grad_buffer[kBlock];
     A* p = load(item.param, at, n, param_buffer);
-    const A* g = load(item.grad, at, n, grad_buffer);
+    const A* g = transformed(transform, load(item.grad, at, n, grad_buffer), n, grad_buffer);
     update_block(p, g, item.buffers[0].data<A>() + at, item.buffers[1].data<A>() + at, n, c);
     store(p, item.param, at, n);
+    if (item.half) store(p, item.half, at, n);
   });
 }
 }  // namespace
@@ -82,14 +83,16 @@ AdamWOptions AdamW::options(size_t group) const {
   return o;
 }
 
-void AdamW::update(size_t group, const Rate& rate, std::span<const UpdateItem> items) {
+void AdamW::update(size_t group, const Rate& rate, std::span<const UpdateItem> items, const GradRule& rule) {
   const AdamWOptions& o = options_[group];
   if constexpr (kCudaBuild) {
-    if (rate.applied.device().is_cuda()) return adamw_cuda(o, rate, items);
+    if (rate.applied.device().is_cuda()) return adamw_cuda(o, rate, items, rule);
   }
+  if (rule.skip()) return;
   const double lr = rate.now();
   for (const UpdateItem& item : items)
-    item.param.dtype() == DType::f64 ? update_cpu<double>(o, lr, item) : update_cpu<float>(o, lr, item);
+    item.param.dtype() == DType::f64 ? update_cpu(o, lr, item, rule.transform<double>())
+                                     : update_cpu(o, lr, item, rule.transform<float>());
 }
 
 }  // namespace ht::optim

@@ -24,12 +24,12 @@ class AdamW final : public Optimizer {
 
  private:
   void add(std::vector<Var> params, const AdamWOptions& options);
-  void update(size_t group, const Rate& rate, std::span<const UpdateItem> items) override;
+  void update(size_t group, const Rate& rate, std::span<const UpdateItem> items, const GradRule& rule) override;
 
   std::vector<AdamWOptions> options_;
 };
 
 // The CUDA side (optim/adamw.cu).
-void adamw_cuda(const AdamWOptions& options, const Rate& rate, std::span<const UpdateItem> items);
+void adamw_cuda(const AdamWOptions& options, const Rate& rate, std::span<const UpdateItem> items, const GradRule& rule);
 
 }  // namespace ht::optim

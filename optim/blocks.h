@@ -4,6 +4,7 @@
 
 #include "core/parallel.h"
 #include "core/tensor.h"
+#include "optim/scaler_state.h"
 
 namespace ht::optim {
 
@@ -36,6 +37,13 @@ void store(const A* values, const Tensor& t, int64_t at, int64_t n) {
       for (int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(static_cast<acc_t<T>>(values[i]));
     }
   });
+}
+
+// The gradients of a block as the update uses them; in `buffer`, since the gradient itself is only read.
+template <class A>
+const A* transformed(const GradTransform<A>& f, const A* grad, int64_t n, A* buffer) {
+  for (int64_t i = 0; i < n; ++i) buffer[i] = f(grad[i]);
+  return buffer;
 }
 
 // Calls f(at, n) on blocks of at most kBlock elements of [0, numel), in parallel.

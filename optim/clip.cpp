@@ -12,6 +12,8 @@ std::vector<Tensor> gradients(std::string_view who, std::span<const Var> params)
   std::vector<Tensor> grads;
   for (const Var& p : params) {
     check(p.defined(), who, ": parameter ", &p - params.data(), " is undefined");
+    check(!p.state()->grad_scaled, who, ": the gradients are multiplied by amp's loss scale until step(); let the ",
+          "optimizer clip, set_clip({.norm = ...}) or {.value = ...}, or call amp.unscale() before");
     if (!p.grad_slot().defined()) continue;
     grads.push_back(p.grad_slot());
     check(grads.back().device() == grads.front().device(), who, ": gradients are on two devices (",
@@ -23,7 +25,7 @@ std::vector<Tensor> gradients(std::string_view who, std::span<const Var> params)
 // A sum a block, then the blocks in order: the same bits for any number of threads. In double, so that no square of a
 // float overflows; in lanes, so that it vectorises.
 template <class A>
-double sum_of_squares(const Tensor& grad) {
+double sum_of_squares_as(const Tensor& grad) {
   const int64_t blocks = (grad.numel() + kBlock - 1) / kBlock;
   std::vector<double> sums(static_cast<size_t>(blocks));
   parallel_for(blocks, 8, [&](int64_t begin, int64_t end) {
@@ -62,6 +64,10 @@ void transform(const Tensor& grad, F&& f) {
 }
 }  // namespace
 
+double sum_of_squares(const Tensor& grad) {
+  return grad.dtype() == DType::f64 ? sum_of_squares_as<double>(grad) : sum_of_squares_as<float>(grad);
+}
+
 Tensor clip_grad_norm_(std::span<const Var> params, double max_norm) {
   check(max_norm >= 0, "clip_grad_norm_: max_norm is ", max_norm, "; it must be at least 0");
   const std::vector<Tensor> grads = gradients("clip_grad_norm_", params);
@@ -69,8 +75,7 @@ Tensor clip_grad_norm_(std::span<const Var> params, double max_norm) {
     if (!grads.empty() && grads.front().device().is_cuda()) return clip_grad_norm_cuda(grads, max_norm);
   }
   double squares = 0;
-  for (const Tensor& g : grads)
-    squares += g.dtype() == DType::f64 ? sum_of_squares<double>(g) : sum_of_squares<float>(g);
+  for (const Tensor& g : grads) squares += sum_of_squares(g);
   const double norm = std::sqrt(squares), factor = max_norm / (norm + 1e-6);
   if (!(factor >= 1) && !std::isinf(max_norm))
     for (const Tensor& g : grads) transform(g, [=]<class A>(A x) { return x * static_cast<A>(factor); });

@@ -11,7 +11,7 @@ namespace ht::optim {
 
 inline constexpr int kTableSize = 48;       // tensors a launch; the table must fit 4 KiB of kernel parameters
 inline constexpr int64_t kChunk = 1 << 14;  // elements a block takes at a time
-inline constexpr int kPointers = 4;
+inline constexpr int kPointers = 5;         // parameter, gradient, two buffers, half copy
 
 // Tensor i has `n[i]` elements; chunks [first[i], first[i + 1]) are its own.
 struct TensorTable {
@@ -19,20 +19,24 @@ struct TensorTable {
   const int64_t* step[kTableSize];
   int64_t n[kTableSize];
   int first[kTableSize + 1];
+  int index[kTableSize];      // of the parameter
+  bool bfloat16[kTableSize];  // the half copy's dtype
   int count = 0;
 
   bool full() const { return count == kTableSize; }
-  void add(std::initializer_list<void*> pointers, const int64_t* steps, int64_t numel) {
+  void add(std::initializer_list<void*> pointers, int64_t numel) {
     if (count == 0) first[0] = 0;
     std::copy(pointers.begin(), pointers.end(), at[count]);
-    step[count] = steps;
     n[count] = numel;
     first[count + 1] = first[count] + static_cast<int>((numel + kChunk - 1) / kChunk);
     ++count;
   }
   int chunks() const { return count ? first[count] : 0; }
+  unsigned blocks(const CudaContext& cuda) const {
+    return static_cast<unsigned>(std::min(chunks(), cuda.sm_count * 4));
+  }
 };
-static_assert(sizeof(TensorTable) <= 4000);
+static_assert(sizeof(TensorTable) <= 3900);
 
 // Calls f(tensor, begin, end) for every chunk of this block.
 template <class F>
@@ -50,39 +54,52 @@ __device__ inline double rate_now(const double* values, int64_t n, const int64_t
   return values[min(*applied, n - 1)];
 }
 
-// Sorts the items by the dtypes of parameter and gradient, fills tables with parameter, gradient and buffers, and calls
-// launch.operator()<P, G>(table, blocks) for each full or last one.
-template <class Launch>
-void for_tables(const CudaContext& cuda, std::span<const UpdateItem> items, Launch&& launch) {
-  const auto flush = [&]<class P, class G>(TensorTable& table) {
-    if (table.chunks() > 0)
-      launch.template operator()<P, G>(table, static_cast<unsigned>(std::min(table.chunks(), cuda.sm_count * 4)));
-    table.count = 0;
-  };
-  const auto take = [&]<class P, class G>() {
-    TensorTable table;
-    for (const UpdateItem& item : items) {
-      if (item.param.dtype() != dtype_of<P>() || item.grad.dtype() != dtype_of<G>()) continue;
-      table.add({item.param.data(), item.grad.data(), item.buffers.size() > 0 ? item.buffers[0].data() : nullptr,
-                 item.buffers.size() > 1 ? item.buffers[1].data() : nullptr},
-                item.step.data<int64_t>(), item.param.numel());
-      if (table.full()) flush.template operator()<P, G>(table);
-    }
-    flush.template operator()<P, G>(table);
-  };
-  const auto with_param = [&]<class P>() {
-    take.template operator()<P, float>();
-    take.template operator()<P, Half>();
-    take.template operator()<P, BFloat16>();
-    take.template operator()<P, double>();
-  };
-  with_param.template operator()<float>();
-  with_param.template operator()<Half>();
-  with_param.template operator()<BFloat16>();
-  with_param.template operator()<double>();
+// A value's half, as bits, in the table's dtype for that tensor.
+__device__ __forceinline__ uint16_t half_bits_of(float v, bool bfloat16) {
+  return bfloat16 ? store_as<BFloat16>(v).bits : store_as<Half>(v).bits;
 }
 
-// Adds 1 to every item's own counter, after all kernels that read it.
-void count_updates_cuda(CudaContext& cuda, std::span<const UpdateItem> items);
+// Calls launch(table) for each full or last table of the items that `add(table, item)` puts in; add says if it did.
+template <class Item, class Add, class Launch>
+void for_tables_of(std::span<const Item> items, Add&& add, Launch&& launch) {
+  TensorTable table;
+  for (const Item& item : items) {
+    if (add(table, item) && table.full()) {
+      launch(table);
+      table.count = 0;
+    }
+  }
+  if (table.chunks() > 0) launch(table);
+}
+
+// Calls f.operator()<T>() for every floating storage type.
+template <class F>
+void for_floating(F&& f) {
+  f.template operator()<float>();
+  f.template operator()<Half>();
+  f.template operator()<BFloat16>();
+  f.template operator()<double>();
+}
+
+// Sorts the items by the dtypes of parameter and gradient, fills tables with parameter, gradient, buffers and half
+// copy, and calls launch.operator()<P, G>(table, blocks) for each full or last one.
+template <class Launch>
+void for_tables(const CudaContext& cuda, std::span<const UpdateItem> items, Launch&& launch) {
+  const auto take = [&]<class P, class G>() {
+    for_tables_of(
+        items,
+        [](TensorTable& table, const UpdateItem& item) {
+          if (item.param.dtype() != dtype_of<P>() || item.grad.dtype() != dtype_of<G>()) return false;
+          table.step[table.count] = item.step.data<int64_t>();
+          table.bfloat16[table.count] = item.half.dtype() == DType::bf16;
+          table.add({item.param.data(), item.grad.data(), item.buffers.size() > 0 ? item.buffers[0].data() : nullptr,
+                     item.buffers.size() > 1 ? item.buffers[1].data() : nullptr, item.half.data()},
+                    item.param.numel());
+          return true;
+        },
+        [&](const TensorTable& table) { launch.template operator()<P, G>(table, table.blocks(cuda)); });
+  };
+  for_floating([&]<class P>() { for_floating([&]<class G>() { take.template operator()<P, G>(); }); });
+}
 
 }  // namespace ht::optim

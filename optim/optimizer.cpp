@@ -4,6 +4,8 @@
 #include <cmath>
 #include <set>
 
+#include "optim/clip.h"
+
 namespace ht::optim {
 
 namespace {
@@ -72,12 +74,17 @@ void Optimizer::finish() {
 void Optimizer::zero_grad() {
   for (const Group& g : groups_)
     for (const Var& p : g.params) p.zero_grad();
+  const std::shared_ptr<StepControl> control = control_.lock();
+  if (!control || !control->scaler->delayed()) return;
+  control->scaler->abandon();
+  control->stepped_round = control->scaler->round();
 }
 
-std::vector<UpdateItem> Optimizer::items_of(const Group& group) const {
+std::vector<UpdateItem> Optimizer::items_of(const Group& group, int first_index) const {
   std::vector<UpdateItem> items;
   for (size_t i = 0; i < group.params.size(); ++i) {
-    const Tensor& param = group.params[i].value();
+    const Var& var = group.params[i];
+    const Tensor& param = var.master();
     const Tensor& grad = group.params[i].grad_slot();
     if (!grad.defined()) continue;
     check(grad.shape() == param.shape() && grad.device() == param.device() && is_floating(grad.dtype()), name_,
@@ -92,28 +99,134 @@ std::vector<UpdateItem> Optimizer::items_of(const Group& group) const {
             " has changed its shape or dtype since the optimizer was made; make the optimizer after module.to(dtype) (",
             Named{"param", param}, ", ", Named{"state", buffer}, ")");
     const int64_t row = static_cast<int64_t>(i);
-    items.push_back({param, grad, group.steps.rows(row, row + 1), group.buffers[i]});
+    const VarState& state = *var.state();
+    Tensor half;  // brought up to date first: a skipped step will not
+    if (state.twin.defined()) half = is_half(var.dtype()) ? var.value() : var.half_copy(state.twin.dtype());
+    items.push_back(
+        {param, grad, group.steps.rows(row, row + 1), group.buffers[i], half, first_index + static_cast<int>(i)});
   }
   return items;
 }
 
 void Optimizer::step() {
-  std::vector<std::vector<UpdateItem>> items;
-  for (const Group& g : groups_) items.push_back(items_of(g));
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    update(i, {groups_[i].rates, applied_}, items[i]);
-    for (const UpdateItem& item : items[i]) {
-      item.param.bump_version();
-      for (const Tensor& buffer : item.buffers) buffer.bump_version();
-    }
+  const std::shared_ptr<StepControl> control = control_.lock();
+  std::vector<UpdateItem> items;
+  std::vector<size_t> ends;
+  int index = control ? control->first_index : 0;
+  for (const Group& g : groups_) {
+    const std::vector<UpdateItem> more = items_of(g, index);
+    items.insert(items.end(), more.begin(), more.end());
+    ends.push_back(items.size());
+    index += static_cast<int>(g.params.size());
   }
-  if constexpr (kCudaBuild) {
-    if (applied_.device().is_cuda()) return count_step_cuda(applied_);
-  }
-  ++*applied_.data<int64_t>();
+  if (control) control->scaler->check_round(name_, control->stepped_round);
+  const GradRule rule = judge_gradients(items, control.get());
+  size_t begin = 0;
+  for (size_t i = 0; i < groups_.size(); begin = ends[i++])
+    update(i, {groups_[i].rates, applied_}, std::span(items).subspan(begin, ends[i] - begin), rule);
+  finish_step(items, rule, control.get());
 }
 
-int64_t Optimizer::applied_steps() const { return static_cast<int64_t>(applied_.item()); }
+// Are the gradients finite, and what is their norm? The verdict stays on the device.
+GradRule Optimizer::judge_gradients(std::span<const UpdateItem> items, const StepControl* control) {
+  if (!control && !clips_by_norm()) return {{}, clip_.value};
+  make_record();
+  const LossScaler* scaler = control ? control->scaler.get() : nullptr;
+  const int count = scaler ? scaler->count() : 0;
+  const bool scaled = scaler && scaler->scaled();
+  GradRule rule{record_, clip_.value};
+  if constexpr (kCudaBuild) {
+    if (device().is_cuda()) {
+      judge_gradients_cuda(items, record_, partials_,
+                           {scaler ? scaler->states() : Tensor(), count, scaled, clip_.norm});
+      return rule;
+    }
+  }
+  StepRecord& record = *rule.on_device();
+  double squares = 0;
+  for (const UpdateItem& item : items) {
+    if (clips_by_norm()) squares += sum_of_squares(item.grad);
+    if (!scaler || all_finite(item.grad)) continue;
+    record.bad_gradient = 1;
+    record.first_bad = std::max(record.first_bad, item.index);
+  }
+  const ScalerState* states = scaler ? scaler->states_cpu() : nullptr;
+  judge(record, states, count, scaled, squares, clip_.norm);
+  return rule;
+}
+
+void Optimizer::finish_step(std::span<const UpdateItem> items, const GradRule& rule, StepControl* control) {
+  for (const UpdateItem& item : items) {
+    item.param.bump_version();
+    if (item.half) item.half.bump_version();
+    for (const Tensor& buffer : item.buffers) buffer.bump_version();
+  }
+  for (const Group& g : groups_)
+    for (const Var& p : g.params) {
+      VarState& state = *p.state();
+      state.grad_scaled = false;
+      if (state.grad.defined() && state.twin.defined()) state.twin_version = state.value.version();
+    }
+  LossScaler* scaler = control ? control->scaler.get() : nullptr;
+  const int count = scaler ? scaler->count() : 0;
+  const bool scaled = scaler && scaler->scaled();
+  const uint64_t moving = scaler ? scaler->take_moving() : 0;
+  const ScalerOptions options = scaler ? scaler->options() : ScalerOptions{};
+  if (control) {
+    control->stepped_round = scaler->round();
+    scaler->end_round();
+  }
+  if constexpr (kCudaBuild) {
+    if (device().is_cuda())
+      return finish_step_cuda(
+          items, {applied_, rule.record, control ? control->buffers.settle() : std::span<const BufferGuard::Entry>(),
+                  scaler ? scaler->states() : Tensor(), count, scaled, moving, options});
+  }
+  if (!rule.skip()) {
+    for (const UpdateItem& item : items) ++*item.step.data<int64_t>();
+    ++*applied_.data<int64_t>();
+  }
+  if (!control) return;
+  control->buffers.settle_cpu(rule.skip());
+  settle(*rule.on_device(), scaler->states_cpu(), count, scaled, moving, options);
+}
+
+void Optimizer::make_record() {
+  if (record_) return;
+  record_ = Tensor::zeros({int64_t{sizeof(StepRecord)}}, DType::u8, device());
+  write_struct(StepRecord{}, record_);
+}
+
+void Optimizer::set_clip(const ClipOptions& clip) {
+  check(clip.norm >= 0, name_, ": clip.norm is ", clip.norm, "; it must be at least 0");
+  check(clip.value >= 0, name_, ": clip.value is ", clip.value, "; it must be at least 0");
+  clip_ = clip;
+}
+
+void Optimizer::attach(const std::shared_ptr<StepControl>& control) {
+  check(control->scaler->device() == device(), name_, ": its state is on ", device(), ", the loss scaler on ",
+        control->scaler->device());
+  const std::shared_ptr<StepControl> now = control_.lock();
+  check(!now || now == control, name_, ": another Amp steps this optimizer already; destroy that one first");
+  make_record();
+  control->optimizer = name_;
+  control->keys = keys();
+  control->record = record_;
+  control->applied = applied_;
+  control->stepped_round = 0;
+  control_ = control;
+}
+
+StepRecord Optimizer::record() const { return record_ ? read_struct<StepRecord>(record_) : StepRecord{}; }
+
+void Optimizer::check_skips() const {
+  if (const std::shared_ptr<StepControl> control = control_.lock()) control->check_skips();
+}
+
+int64_t Optimizer::applied_steps() const {
+  check_skips();
+  return static_cast<int64_t>(applied_.item());
+}
 
 const Optimizer::Group& Optimizer::group_at(size_t group) const {
   check(group < groups_.size(), name_, ": there is no group ", group, "; the optimizer has ", groups_.size());
@@ -122,7 +235,22 @@ const Optimizer::Group& Optimizer::group_at(size_t group) const {
 
 const std::vector<Var>& Optimizer::params(size_t group) const { return group_at(group).params; }
 
-double Optimizer::lr(size_t group) const { return Rate{group_at(group).rates, applied_}.now(); }
+std::vector<Var> Optimizer::all_params() const {
+  std::vector<Var> all;
+  for (const Group& g : groups_) all.insert(all.end(), g.params.begin(), g.params.end());
+  return all;
+}
+
+std::vector<std::string> Optimizer::keys() const {
+  std::vector<std::string> all;
+  for (const Group& g : groups_) all.insert(all.end(), g.keys.begin(), g.keys.end());
+  return all;
+}
+
+double Optimizer::lr(size_t group) const {
+  check_skips();
+  return Rate{group_at(group).rates, applied_}.now();
+}
 
 void Optimizer::set_lr(double lr) {
   for (size_t i = 0; i < groups_.size(); ++i) set_lr(lr, i);

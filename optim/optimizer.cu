@@ -1,40 +1,161 @@
+// What a step does around the update, all on the device: judge the gradients before it, count and settle after it.
 #include "optim/multi_tensor.cuh"
 
 namespace ht::optim {
 
 namespace {
-struct Counters {
-  static constexpr int kMost = 256;
-  int64_t* at[kMost];
-  int count = 0;
-};
-
-__global__ void count_kernel(const __grid_constant__ Counters counters) {
-  const int i = static_cast<int>(threadIdx.x);
-  if (i < counters.count) ++*counters.at[i];
+// Adds the block's values in a fixed order; the sum is thread 0's.
+__device__ double block_sum(double value) {
+  __shared__ double shared[kBlock];
+  shared[threadIdx.x] = value;
+  for (int half = kBlock / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (static_cast<int>(threadIdx.x) < half) shared[threadIdx.x] += shared[threadIdx.x + half];
+  }
+  return shared[0];
 }
 
-void count(CudaContext& cuda, Counters& counters) {
-  if (counters.count == 0) return;
-  count_kernel<<<1, Counters::kMost, 0, cuda.stream()>>>(counters);
-  HT_LAUNCHED("count");
-  counters.count = 0;
+// Are all gradients finite? Their squares, a sum a block, go to `partial` unless that is null.
+template <class G>
+__global__ void __launch_bounds__(kBlock)
+    inspect_kernel(const __grid_constant__ TensorTable table, StepRecord* record, double* partial) {
+  double squares = 0;
+  for_chunks(table, [&](int t, int64_t begin, int64_t end) {
+    const G* grad = static_cast<const G*>(table.at[t][0]);
+    constexpr int kWide = Pack<G>::size;
+    const int64_t tail = aligned16(grad) ? begin + (end - begin) / kWide * kWide : begin;
+    bool bad = false;
+    const auto look = [&](G g) {
+      bad |= !finite_bits(g);
+      if (!partial) return;
+      const double value = static_cast<double>(load_as(g));
+      squares += value * value;
+    };
+    for (int64_t i = begin + int64_t{threadIdx.x} * kWide; i < tail; i += int64_t{kBlock} * kWide) {
+      const Pack<G> g = *reinterpret_cast<const Pack<G>*>(grad + i);
+#pragma unroll
+      for (int k = 0; k < kWide; ++k) look(g.v[k]);
+    }
+    for (int64_t i = tail + threadIdx.x; i < end; i += kBlock) look(grad[i]);
+    if (bad) {
+      record->bad_gradient = 1;
+      atomicMax(&record->first_bad, table.index[t]);
+    }
+  });
+  if (!partial) return;
+  const double sum = block_sum(squares);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(kBlock)
+    judge_kernel(StepRecord* record, const ScalerState* states, int count, bool scaled, const double* partial,
+                 int64_t partials, double max_norm) {
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < partials; i += kBlock) sum += partial[i];
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) judge(*record, states, count, scaled, sum, max_norm);
+}
+
+struct FinishTable {
+  static constexpr int kCounters = 200, kBuffers = 70;
+  int64_t* counter[kCounters];
+  struct {
+    char *value, *snapshot;
+    int64_t bytes;
+  } buffer[kBuffers];
+  int counters = 0, buffers = 0;
+};
+
+struct Scales {
+  ScalerState* states;
+  int count;
+  bool scaled, last;  // last: of this step's launches
+  uint64_t moving;
+  ScalerOptions options;
+};
+static_assert(sizeof(FinishTable) + sizeof(Scales) < 4000);
+
+// Block 0 counts and, in the step's last launch, settles the record; the others take a buffer each. Nothing here writes
+// record->skip, so all blocks of all launches see the same verdict.
+__global__ void __launch_bounds__(kBlock) finish_kernel(const __grid_constant__ FinishTable table, StepRecord* record,
+                                                        const __grid_constant__ Scales scales) {
+  const bool skip = record && record->skip;
+  if (blockIdx.x == 0) {
+    for (int i = static_cast<int>(threadIdx.x); !skip && i < table.counters; i += kBlock) ++*table.counter[i];
+    if (threadIdx.x == 0 && scales.last && record)
+      settle(*record, scales.states, scales.count, scales.scaled, scales.moving, scales.options);
+    return;
+  }
+  const auto& b = table.buffer[blockIdx.x - 1];
+  const char* from = skip ? b.snapshot : b.value;
+  char* to = skip ? b.value : b.snapshot;
+  const int64_t words = b.bytes / 4;
+  for (int64_t i = threadIdx.x; i < words; i += kBlock)
+    reinterpret_cast<int32_t*>(to)[i] = reinterpret_cast<const int32_t*>(from)[i];
+  for (int64_t i = words * 4 + threadIdx.x; i < b.bytes; i += kBlock) to[i] = from[i];
 }
 }  // namespace
 
-void count_updates_cuda(CudaContext& cuda, std::span<const UpdateItem> items) {
-  Counters counters;
-  for (const UpdateItem& item : items) {
-    counters.at[counters.count++] = item.step.data<int64_t>();
-    if (counters.count == Counters::kMost) count(cuda, counters);
-  }
-  count(cuda, counters);
+void judge_gradients_cuda(std::span<const UpdateItem> items, const Tensor& record, Tensor& partials,
+                          const Judgement& j) {
+  CudaContext& cuda = Context::of(record.device()).cuda();
+  auto* r = reinterpret_cast<StepRecord*>(record.data<uint8_t>());
+  const bool norm = !std::isinf(j.max_norm);
+  // At most one table of each dtype is not full.
+  const int64_t most = norm ? (static_cast<int64_t>(items.size()) / kTableSize + 4) * cuda.sm_count * 4 : 0;
+  if (norm && (!partials || partials.numel() < most)) partials = Tensor::empty({most}, DType::f64, record.device());
+  double* partial = norm ? partials.data<double>() : nullptr;
+  int64_t used = 0;
+  if (j.count > 0 || norm)
+    for_floating([&]<class G>() {
+      for_tables_of(
+          items,
+          [](TensorTable& table, const UpdateItem& item) {
+            if (item.grad.dtype() != dtype_of<G>()) return false;
+            table.index[table.count] = item.index;
+            table.add({item.grad.data()}, item.grad.numel());
+            return true;
+          },
+          [&](const TensorTable& table) {
+            const unsigned blocks = table.blocks(cuda);
+            inspect_kernel<G><<<blocks, kBlock, 0, cuda.stream()>>>(table, r, norm ? partial + used : nullptr);
+            HT_LAUNCHED("inspect gradients");
+            if (norm) used += blocks;
+          });
+    });
+  const auto* states = j.states ? reinterpret_cast<const ScalerState*>(j.states.data<uint8_t>()) : nullptr;
+  judge_kernel<<<1, kBlock, 0, cuda.stream()>>>(r, states, j.count, j.scaled, partial, used, j.max_norm);
+  HT_LAUNCHED("judge gradients");
 }
 
-void count_step_cuda(const Tensor& applied) {
-  Counters counters;
-  counters.at[counters.count++] = applied.data<int64_t>();
-  count(Context::of(applied.device()).cuda(), counters);
+void finish_step_cuda(std::span<const UpdateItem> items, const Settlement& s) {
+  CudaContext& cuda = Context::of(s.applied.device()).cuda();
+  auto* record = s.record ? reinterpret_cast<StepRecord*>(s.record.data<uint8_t>()) : nullptr;
+  Scales scales{s.states ? reinterpret_cast<ScalerState*>(s.states.data<uint8_t>()) : nullptr,
+                s.count,
+                s.scaled,
+                false,
+                s.moving,
+                s.options};
+  FinishTable table;
+  const auto launch = [&](bool last) {
+    scales.last = last;
+    finish_kernel<<<static_cast<unsigned>(table.buffers) + 1, kBlock, 0, cuda.stream()>>>(table, record, scales);
+    HT_LAUNCHED("finish step");
+    table.counters = table.buffers = 0;
+  };
+  const auto count = [&](int64_t* counter) {
+    if (table.counters == FinishTable::kCounters) launch(false);
+    table.counter[table.counters++] = counter;
+  };
+  count(s.applied.data<int64_t>());
+  for (const UpdateItem& item : items) count(item.step.data<int64_t>());
+  for (const BufferGuard::Entry& e : s.buffers) {
+    if (table.buffers == FinishTable::kBuffers) launch(false);
+    table.buffer[table.buffers++] = {static_cast<char*>(e.value.data()), static_cast<char*>(e.snapshot.data()),
+                                     static_cast<int64_t>(e.value.bytes())};
+  }
+  launch(true);
 }
 
 }  // namespace ht::optim

@@ -3,12 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "autograd/module.h"
+#include "optim/loss_scaler.h"
 #include "optim/schedule.h"
 
 namespace ht::optim {
@@ -28,10 +31,32 @@ struct Rate {
 
 // One parameter that has a gradient in this step.
 struct UpdateItem {
-  Tensor param;
+  Tensor param;                     // the FP32 master where the parameter itself is half
   Tensor grad;                      // of the parameter's shape, in any floating dtype
   Tensor step;                      // [1] i64, updates of this parameter so far
   std::span<const Tensor> buffers;  // in the order of the optimizer's buffer names; FP32 (f64 for f64)
+  Tensor half;                      // to be written with `param`: its half copy; undefined: there is none
+  int index = 0;                    // among all parameters, for reports
+};
+
+// Clipping of the unscaled gradients within a step: by the L2 norm of all of them together, as clip_grad_norm_, then by
+// value, as clip_grad_value_. Infinity: not.
+struct ClipOptions {
+  double norm = std::numeric_limits<double>::infinity();
+  double value = std::numeric_limits<double>::infinity();
+};
+
+// What becomes of the gradients of a step. On the CPU: skip() and transform(); kernels read the record themselves.
+struct GradRule {
+  Tensor record;  // StepRecord as bytes; undefined: neither a scaler nor clipping by norm
+  double clip_value = std::numeric_limits<double>::infinity();
+
+  StepRecord* on_device() const { return record ? reinterpret_cast<StepRecord*>(record.data<uint8_t>()) : nullptr; }
+  bool skip() const { return record && on_device()->skip; }
+  template <class A>
+  GradTransform<A> transform() const {
+    return grad_transform<A>(on_device(), clip_value);
+  }
 };
 
 class Optimizer {
@@ -41,13 +66,22 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
 
   void zero_grad();
-  // Updates every parameter that has a gradient and counts the step. Throws Error, before it changes anything, when a
-  // gradient does not fit or a parameter has moved to another device or accumulation type.
+  // Updates every parameter that has a gradient, with its half copy, and counts the step. Throws Error, before it
+  // changes anything, when a gradient does not fit or a parameter has moved to another device or accumulation type.
+  // Under amp it unscales the gradients and, when one of them or the loss is not finite, skips: then nothing changes
+  // but the loss scale, running statistics go back to what they were, and the step does not count. No host read.
   void step();
+  // Clipping as a part of step(). Throws Error on a negative or NaN bound.
+  void set_clip(const ClipOptions& clip);
 
   // Steps applied so far; lr() is the rate of the next one. On a device both wait for it: for logs, not for steps.
   int64_t applied_steps() const;
   double lr(size_t group = 0) const;
+  // What the newest steps did: skipped steps, and the norm of the gradients when clipping by it. Waits for the device.
+  StepRecord record() const;
+  // Throws Error, which names the cause, when ScalerOptions::max_consecutive_skips steps in a row were skipped.
+  // applied_steps() and lr() call it.
+  void check_skips() const;
   // A fixed rate from now on, in place of the schedule: of all groups, or of one.
   void set_lr(double lr);
   void set_lr(double lr, size_t group);
@@ -56,6 +90,11 @@ class Optimizer {
 
   size_t group_count() const { return groups_.size(); }
   const std::vector<Var>& params(size_t group = 0) const;
+  std::vector<Var> all_params() const;
+  std::vector<std::string> keys() const;  // of all_params, as state_dict names them
+  Device device() const { return applied_.device(); }
+  // Amp's: step() by this control while it lives. Throws Error when it is on another device.
+  void attach(const std::shared_ptr<StepControl>& control);
 
   // "applied_steps" and, a parameter, "<key>.step" and its buffers ("<key>.momentum_buffer"), as copies on the CPU. The
   // key is the parameter's name in its module, or its number where names are missing or not unique. Hyperparameters
@@ -70,8 +109,8 @@ class Optimizer {
   void add_group(std::vector<Var> params, double lr, std::vector<std::string> buffer_names);
   void finish();
   double base_lr(size_t group) const { return groups_[group].lr; }
-  // Updates these parameters and raises each item's step.
-  virtual void update(size_t group, const Rate& rate, std::span<const UpdateItem> items) = 0;
+  // Updates these parameters and their half copies, unless the rule says skip. Leaves counting to the caller.
+  virtual void update(size_t group, const Rate& rate, std::span<const UpdateItem> items, const GradRule& rule) = 0;
 
  private:
   struct Group {
@@ -83,7 +122,11 @@ class Optimizer {
     double lr;                                 // what the schedule multiplies
     Tensor rates;                              // [n] f64
   };
-  std::vector<UpdateItem> items_of(const Group& group) const;
+  std::vector<UpdateItem> items_of(const Group& group, int first_index) const;
+  void make_record();
+  bool clips_by_norm() const { return clip_.norm < std::numeric_limits<double>::infinity(); }
+  GradRule judge_gradients(std::span<const UpdateItem> items, const StepControl* control);
+  void finish_step(std::span<const UpdateItem> items, const GradRule& rule, StepControl* control);
   const Group& group_at(size_t group) const;
   template <class F>
   void visit_state(F&& f) const;  // f(key, tensor)
@@ -91,12 +134,34 @@ class Optimizer {
   std::string name_;
   std::vector<Group> groups_;
   Tensor applied_;  // [1] i64
+  ClipOptions clip_;
+  Tensor record_;    // StepRecord as bytes, once a scaler or clipping needs it
+  Tensor partials_;  // f64: working memory of the norm
+  std::weak_ptr<StepControl> control_;
 };
 
 // Throws Error naming optimizer, field, value and group unless `value` is finite and at least 0.
 void check_hyperparameter(std::string_view optimizer, std::string_view field, double value, size_t group);
 
-// The CUDA side (optim/optimizer.cu): adds 1 to the counter.
-void count_step_cuda(const Tensor& applied);
+// The CUDA side (optim/optimizer.cu). `partials` grows as needed.
+struct Judgement {
+  Tensor states;  // of the scaler; undefined: none
+  int count = 0;
+  bool scaled = false;
+  double max_norm = std::numeric_limits<double>::infinity();
+};
+void judge_gradients_cuda(std::span<const UpdateItem> items, const Tensor& record, Tensor& partials,
+                          const Judgement& judgement);
+// Counts the step and each item's update and settles buffers, record and scales, all on the device.
+struct Settlement {
+  Tensor applied, record;  // record undefined: no step is ever skipped
+  std::span<const BufferGuard::Entry> buffers;
+  Tensor states;
+  int count = 0;
+  bool scaled = false;
+  uint64_t moving = 0;
+  ScalerOptions options;
+};
+void finish_step_cuda(std::span<const UpdateItem> items, const Settlement& settlement);
 
 }  // namespace ht::optim

@@ -2,7 +2,7 @@
 // v = g on a parameter's first update, then v = momentum * v + (1 - dampening) * g
 // d = g + momentum * v with Nesterov, v without it, g without momentum
 // p = p * (1 - lr * weight_decay) - lr * d, the factor only with decoupled decay
-// One pass over memory: p, grad and v are read once, p and v written once.
+// One pass over memory: p, grad and v are read once, p, v and the half copy of p written once.
 #include "optim/sgd.h"
 
 #include "optim/blocks.h"
@@ -41,12 +41,12 @@ void plain_block(A* __restrict p, const A* __restrict grad, int64_t n, const Coe
 }
 
 template <class A>
-void update_cpu(const SgdOptions& o, double lr, const UpdateItem& item) {
+void update_cpu(const SgdOptions& o, double lr, const UpdateItem& item, const GradTransform<A>& transform) {
   const Coefficients<A> c = coefficients<A>(o, lr, *item.step.data<int64_t>() == 0);
   for_blocks(item.param.numel(), [&](int64_t at, int64_t n) {
     A param_buffer[kBlock], grad_buffer[kBlock];
     A* p = load(item.param, at, n, param_buffer);
-    const A* g = load(item.grad, at, n, grad_buffer);
+    const A* g = transformed(transform, load(item.grad, at, n, grad_buffer), n, grad_buffer);
     if (item.buffers.empty()) {
       plain_block(p, g, n, c);
     } else {
@@ -54,8 +54,8 @@ void update_cpu(const SgdOptions& o, double lr, const UpdateItem& item) {
       o.nesterov ? momentum_block<true>(p, g, v, n, c) : momentum_block<false>(p, g, v, n, c);
     }
     store(p, item.param, at, n);
+    if (item.half) store(p, item.half, at, n);
   });
-  ++*item.step.data<int64_t>();
 }
 }  // namespace
 
@@ -89,14 +89,16 @@ SgdOptions Sgd::options(size_t group) const {
   return o;
 }
 
-void Sgd::update(size_t group, const Rate& rate, std::span<const UpdateItem> items) {
+void Sgd::update(size_t group, const Rate& rate, std::span<const UpdateItem> items, const GradRule& rule) {
   const SgdOptions& o = options_[group];
   if constexpr (kCudaBuild) {
-    if (rate.applied.device().is_cuda()) return sgd_cuda(o, rate, items);
+    if (rate.applied.device().is_cuda()) return sgd_cuda(o, rate, items, rule);
   }
+  if (rule.skip()) return;
   const double lr = rate.now();
   for (const UpdateItem& item : items)
-    item.param.dtype() == DType::f64 ? update_cpu<double>(o, lr, item) : update_cpu<float>(o, lr, item);
+    item.param.dtype() == DType::f64 ? update_cpu(o, lr, item, rule.transform<double>())
+                                     : update_cpu(o, lr, item, rule.transform<float>());
 }
 
 }  // namespace ht::optim

@@ -25,12 +25,12 @@ class Sgd final : public Optimizer {
 
  private:
   void add(std::vector<Var> params, const SgdOptions& options);
-  void update(size_t group, const Rate& rate, std::span<const UpdateItem> items) override;
+  void update(size_t group, const Rate& rate, std::span<const UpdateItem> items, const GradRule& rule) override;
 
   std::vector<SgdOptions> options_;
 };
 
 // The CUDA side (optim/sgd.cu).
-void sgd_cuda(const SgdOptions& options, const Rate& rate, std::span<const UpdateItem> items);
+void sgd_cuda(const SgdOptions& options, const Rate& rate, std::span<const UpdateItem> items, const GradRule& rule);
 
 }  // namespace ht::optim
