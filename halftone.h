@@ -1,6 +1,7 @@
 // All of Halftone's public headers.
 #pragma once
 
+#include "amp/amp.h"
 #include "autograd/gradcheck.h"
 #include "autograd/module.h"
 #include "autograd/tape.h"

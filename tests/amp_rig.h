@@ -1,0 +1,58 @@
+// A one-layer training under amp whose gradients a test sets by hand.
+#pragma once
+
+#include <limits>
+
+#include "amp/amp.h"
+#include "models/layers.h"
+#include "optim/sgd.h"
+
+namespace ht {
+
+// A parameter in a Module, so that amp can be initialised with it.
+struct OneParameter : Module {
+  explicit OneParameter(Tensor value) { w = register_parameter("w", std::move(value)); }
+  Var forward(const Var& x) override { return mul(x, w); }
+  std::string describe() const override { return "OneParameter"; }
+  Var w;
+};
+
+struct AmpRig {
+  AmpRig(Device device, std::initializer_list<double> w, const optim::SgdOptions& sgd_options,
+         const amp::Options& options)
+      : model(Tensor::from(w, {static_cast<int64_t>(w.size())}).to(device)),
+        sgd(model.parameters(), sgd_options),
+        amp(amp::initialize(model, sgd, options)) {}
+
+  // A backward whose gradient of w is `g` times the loss scale, or what cannot be multiplied, in `dtype`.
+  void backward(std::initializer_list<double> g, DType dtype = DType::f32, int id = 0) {
+    const Var x = Tensor::from(g, model.w.shape()).to(model.w.device());
+    const Var loss = sum(mul(x, model.w));
+    if (std::isfinite(loss.item())) return amp.backward(loss, id);
+    amp.backward(sum(model.w), id);  // a finite loss; only the gradient is bad
+    model.w.grad_slot() = x.value().to(dtype);
+  }
+  void step(std::initializer_list<double> g) {
+    sgd.zero_grad();
+    backward(g);
+    sgd.step();
+  }
+  std::vector<double> w() const { return model.w.value().to_vector(); }
+  double momentum() const { return sgd.state_dict().at("w.momentum_buffer").at(0); }
+
+  OneParameter model;
+  optim::Sgd sgd;
+  amp::Amp amp;
+};
+
+inline constexpr double kInf = std::numeric_limits<double>::infinity();
+inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+inline std::vector<double> bits_of(const Tensor& t) {  // as numbers, NaN told apart from nothing
+  const Tensor cpu = t.to(Device::cpu());
+  std::vector<double> bytes(cpu.bytes());
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<const uint8_t*>(cpu.data())[i];
+  return bytes;
+}
+
+}  // namespace ht
