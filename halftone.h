@@ -2,6 +2,7 @@
 #pragma once
 
 #include "amp/amp.h"
+#include "amp/report.h"
 #include "autograd/gradcheck.h"
 #include "autograd/module.h"
 #include "autograd/tape.h"

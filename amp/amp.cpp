@@ -20,6 +20,7 @@ struct Amp::Impl {
   std::vector<std::shared_ptr<StepControl>> controls;  // one an optimizer, which refers to it weakly
   std::vector<Var> params;                             // of all optimizers
   std::unique_ptr<Autocast> autocast;
+  uint64_t random_position = 0;
 };
 
 Amp::Amp(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -34,6 +35,17 @@ Autocast& Amp::autocast() {
   check(enabled(), "amp: it is disabled (level O0 or enabled = false), so nothing is cast");
   return *impl_->autocast;
 }
+
+const std::vector<Var>& Amp::parameters() const { return impl_->params; }
+
+std::vector<Var> Amp::buffers() const {
+  std::vector<Var> all;
+  for (const auto& control : impl_->controls)
+    for (const BufferGuard::Entry& e : control->buffers.entries()) all.push_back(e.buffer);
+  return all;
+}
+
+uint64_t Amp::random_position() const { return impl_->random_position; }
 
 void Amp::check_id(int id) const {
   check(id >= 0 && id < impl_->scaler->count(), "amp: there is no loss ", id, "; num_losses is ",
@@ -88,8 +100,9 @@ Status Amp::status(int id, int optimizer) const {
   control.check_skips();
   const ScalerState s = impl_->scaler->read(id);
   const auto record = optim::read_struct<StepRecord>(control.record);
-  return {s.scale, s.growth_tracker, static_cast<int64_t>(control.applied.item()), record.skips,
-          record.consecutive_skips};
+  return {s.scale,          s.growth_tracker,         static_cast<int64_t>(control.applied.item()),
+          record.skips,     record.consecutive_skips, record.skips > 0 ? control.cause(record) : "",
+          record.last_scale};
 }
 
 StateDict Amp::state_dict() const {
@@ -172,7 +185,7 @@ void make_half(Module& model, const Settings& s) {
     }
   }
   const auto cast_from = [](DType from, DType to) {
-    return [from, to](const Var& x) { return x.dtype() == from ? cast(x, to) : x; };
+    return [from, to](const Var& x) { return x.dtype() == from && casts_enabled() ? cast(x, to) : x; };
   };
   std::function<Var(const Var&)> after;
   if (s.cast_model_outputs) after = cast_from(s.dtype, DType::f32);
@@ -237,9 +250,12 @@ Amp initialize(const std::vector<Module*>& models, const std::vector<optim::Opti
   if (s.half_weights)
     for (Module* model : models) make_half(*model, s);
   impl->autocast = std::make_unique<Autocast>(s.policy, s.dtype, s.casts_ops);
-  impl->autocast->set_observer([controls = impl->controls] {
-    for (const auto& control : controls) control->buffers.refresh();
+  impl->autocast->set_observer([me = impl.get()] {
+    bool first = false;
+    for (const auto& control : me->controls) first |= control->buffers.refresh();
+    if (first) me->random_position = Context::of(me->scaler->device()).generator().position();
   });
+  impl->random_position = Context::of(impl->scaler->device()).generator().position();
   impl->autocast->install();
   return Amp(std::move(impl));
 }

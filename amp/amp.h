@@ -20,6 +20,10 @@ struct Status {
   double scale = 1;
   int64_t growth_tracker = 0;  // good steps since the scale moved
   int64_t applied_steps = 0, skipped_steps = 0, consecutive_skips = 0;
+  // Of the last skipped step: "the gradient of features.0.weight was not finite at loss scale 65536", "the loss was not
+  // finite"; and its scale.
+  std::string last_skip;
+  double last_skip_scale = 0;
 };
 
 class Amp {
@@ -39,6 +43,11 @@ class Amp {
   const Settings& settings() const;
   const Policy& policy() const { return settings().policy; }
   Autocast& autocast();  // to trace casts; throws Error when disabled
+  // For reports: the parameters of all optimizers, the buffers that a skipped step restores, and where the random
+  // numbers stood at the first op after the last step.
+  const std::vector<Var>& parameters() const;
+  std::vector<Var> buffers() const;
+  uint64_t random_position() const;
 
   // Of a loss and of an optimizer. Throws Error, which names the cause, after max_consecutive_skips skips in a row.
   Status status(int id = 0, int optimizer = 0) const;

@@ -40,6 +40,7 @@ class Autocast final : public InputHook {
 
   // Throws Error for a forbidden op on a half input: with the reason, which names what to use instead.
   void before(const Op& op, std::vector<Var>& inputs) override;
+  bool overrides(std::string_view op) const override { return casts_ops_ && policy_.overrides(op); }
 
   const Policy& policy() const { return policy_; }
   DType half() const { return half_; }

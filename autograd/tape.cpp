@@ -65,6 +65,7 @@ Grads Tape::run_node(Node& node, Tensor dy) {
       check(grads[k].shape() == shape && is_floating(grads[k].dtype()), "the gradient of input ", k,
             " does not fit its shape ", shape, " (", Named{"grad", grads[k]}, ")");
     }
+    if (InputHook* hook = input_hook()) hook->gradients(*node.op, dy, grads);
     return grads;
   } catch (const Error& e) {
     throw Error(str("backward of ", node.op->name(), ": ", e.what()));

@@ -142,6 +142,7 @@ Var apply(std::unique_ptr<Op> op, std::vector<Var> inputs) {
   const Tensor y = op->forward(Context::of(in.front().device()), in, spec);
   check(y.shape() == spec.shape && y.dtype() == spec.dtype, op->name(), ": forward gave ", y, ", infer promised ",
         spec.shape, " ", spec.dtype);
+  if (current_hook) current_hook->after(*op, y);
 
   bool wanted = false;
   std::shared_ptr<Tape> tape;

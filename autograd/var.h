@@ -105,6 +105,9 @@ class InputHook {
   virtual void before(const Op& op, std::vector<Var>& inputs) = 0;
   // True when this op's treatment is not that of its tag, so that it must not vanish inside a fused one.
   virtual bool overrides(std::string_view /*op*/) const { return false; }
+  // For those who only look: the output of each forward; the gradients that each backward made of dy.
+  virtual void after(const Op&, const Tensor& /*y*/) {}
+  virtual void gradients(const Op&, const Tensor& /*dy*/, const Grads&) {}
 };
 // Installs a hook (nullptr: none) for this thread and returns the one before it.
 InputHook* set_input_hook(InputHook* hook);

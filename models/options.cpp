@@ -73,6 +73,15 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
          "constant, cosine, step:30e:0.1, multistep:60e,80e, onecycle, triangular, warmup:5e+... (default onecycle)")
       ->group(kRecipe)
       ->type_name("NAME[:...]");
+  app.add_option("--amp", o.amp, "mixed precision: O0 (none, the default), O1, O2, O3, fp16 or bf16")
+      ->group(kRecipe)
+      ->type_name("LEVEL");
+  app.add_option("--loss-scale", o.loss_scale, "dynamic, or a number that stays (default: the level's)")
+      ->group(kRecipe)
+      ->type_name("N");
+  app.add_option("--policy", o.policy, "JSON file that changes which ops run in half: {\"relu\": \"deny\", ...}")
+      ->group(kRecipe)
+      ->type_name("FILE");
   app.add_option("--label-smoothing", o.label_smoothing, "in [0, 1) (default 0)")->group(kRecipe);
   app.add_option("--augment", augment, "none, flip, crop (flip and pad-and-crop) or full (and cutout 8)")
       ->group(kRecipe)
@@ -95,6 +104,9 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
       ->group(kReport);
   app.add_flag("-e,--evaluate", o.evaluate_only, "evaluate once, train nothing")->group(kReport);
   app.add_option("--log", o.log, "write a JSON line a step and an epoch")->group(kReport)->type_name("FILE");
+  app.add_option("--amp-report", o.amp_report, "write what --amp did to the numbers: JSON, and a plot FILE.svg")
+      ->group(kReport)
+      ->type_name("FILE");
   app.add_option("-p,--print-freq", o.print_freq, "steps between lines (default 50)")->group(kReport);
   app.add_flag("-q,--quiet", o.quiet, "only the first line, the epochs and the summary")->group(kReport);
 
@@ -170,6 +182,23 @@ void validate(const TrainOptions& o) {
   check(!o.nesterov || o.momentum > 0, "--nesterov: needs a momentum above 0; add --no-nesterov");
   optim::parse_schedule(o.schedule, 1'000'000,
                         1'000);  // throws on one that is unknown
+  check(o.amp_report.empty() || amp::resolve(amp_options(o)).enabled,
+        "--amp-report: --amp O0 casts nothing to report; add --amp O1");
+}
+
+amp::Options amp_options(const TrainOptions& o) {
+  const auto flagged = [](const char* flag, auto&& f) {
+    try {
+      return f();
+    } catch (const Error& e) {
+      fail(flag, ": ", e.what());
+    }
+  };
+  amp::Options options{.level = flagged("--amp", [&] { return amp::parse_level(o.amp); }), .policy_file = o.policy};
+  if (!o.loss_scale.empty())
+    options.loss_scale = flagged("--loss-scale", [&] { return amp::parse_loss_scale(o.loss_scale); });
+  flagged("--amp", [&] { return amp::resolve(options); });
+  return options;
 }
 
 }  // namespace ht::models

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "amp/options.h"
 #include "core/device.h"
 #include "core/tuning.h"
 
@@ -31,6 +32,9 @@ struct TrainOptions {
   bool nesterov = true;
   std::string schedule = "onecycle";  // see optim/schedule.h
   double label_smoothing = 0;
+  std::string amp = "O0";  // level of mixed precision, see amp/options.h
+  std::string loss_scale;  // "dynamic" or a number; empty: the level's
+  std::string policy;      // file that changes amp's lists
   uint64_t seed = 0;
 
   bool deterministic = false;
@@ -41,9 +45,13 @@ struct TrainOptions {
   int64_t eval_every = 1;  // epochs between evaluations; 0: only after the last
   bool evaluate_only = false;
   std::string log;          // JSON lines; empty: none
+  std::string amp_report;   // what half precision did to the last batch: JSON here, and a plot beside it
   int64_t print_freq = 50;  // steps between lines (or refreshes of the bar)
   bool quiet = false;       // epoch lines and the summary only
 };
+
+// What initialize takes. Throws Error naming the flag on a level, scale or policy file that amp refuses.
+amp::Options amp_options(const TrainOptions& options);
 
 // Reads the command line into `options`; what it does not name takes the defaults for its device and data. Gives the
 // exit code when the program should stop here: 0 after --help or --version, 2 after bad usage (told on stderr).

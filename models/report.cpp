@@ -44,6 +44,23 @@ size_t terminal_columns() {
   return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
+// "O1 f16, loss scale dynamic".
+std::string precision_text(const amp::Amp& amp) {
+  const amp::Settings& s = amp.settings();
+  return str(name_of(s.level), " ", s.dtype, ", loss scale ", s.dynamic_scale ? "dynamic" : format("%g", s.scale));
+}
+
+std::string amp_text(const amp::Amp* amp, const amp::Status& status) {
+  return amp ? format("  scale %g  skipped %d", status.scale, static_cast<int>(status.skipped_steps)) : "";
+}
+
+void add_amp(json& record, const amp::Amp* amp, const amp::Status& status) {
+  if (!amp) return;
+  record["loss_scale"] = status.scale;
+  record["skipped_steps"] = status.skipped_steps;
+  record["applied_steps"] = status.applied_steps;
+}
+
 json evaluation_json(const std::optional<Evaluation>& e, const char* field) {
   if (!e) return nullptr;
   return std::string_view(field) == "loss" ? e->loss : e->accuracy;
@@ -74,27 +91,35 @@ int64_t count_correct(const Tensor& logits, const Tensor& labels) {
   return correct;
 }
 
-Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const optim::Optimizer& optimizer)
-    : options_(options), facts_(facts), optimizer_(optimizer), bar_(isatty(STDOUT_FILENO) && !options.quiet) {
+Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const optim::Optimizer& optimizer,
+                   const amp::Amp* amp)
+    : options_(options),
+      facts_(facts),
+      optimizer_(optimizer),
+      amp_(amp && amp->enabled() ? amp : nullptr),
+      bar_(isatty(STDOUT_FILENO) && !options.quiet) {
   if (!options.log.empty()) log_ = std::make_unique<Log>(options.log);
   const int64_t per_epoch = std::max<int64_t>(facts.steps_per_epoch, 1);
   epochs_total_ = (facts.total_steps + per_epoch - 1) / per_epoch;
   const std::string idle = idle_flags(options);
-  const char* precision = options.tf32 && options.device.is_cuda() ? "tf32" : "f32";
+  const std::string precision = options.tf32 && options.device.is_cuda() ? "tf32" : "f32";
   print(str("train_vgg16 ", version(), " | ", options.device, ", ", num_threads(), " threads",
             options.deterministic ? ", deterministic" : "", idle.empty() ? "" : str(" (no effect here: ", idle, ")"),
-            " | ", precision, " | ", facts.model, ", ", facts.parameters, " parameters | data: ", facts.data, ", ",
-            facts.train_images, " training and ", facts.test_images, " test images"));
+            " | ", amp_ ? precision_text(*amp_) : precision, " | ", facts.model, ", ", facts.parameters,
+            " parameters | data: ", facts.data, ", ", facts.train_images, " training and ", facts.test_images,
+            " test images"));
   if (options.data.empty()) print("No --data given: these are generated drawings in CIFAR-10's format, not CIFAR-10.");
   if (!log_) return;
   log_->write({{"type", "config"},
                {"version", version()},
                {"device", str(options.device)},
                {"threads", num_threads()},
-               {"dtype", precision},
+               {"dtype", amp_ ? str(amp_->settings().dtype) : precision},
                {"deterministic", options.deterministic},
                {"tune", name_of(options.tune)},
                {"workspace_limit_mib", options.workspace_limit_mib},
+               {"amp", amp_ ? name_of(amp_->settings().level) : "O0"},
+               {"dynamic_loss_scale", amp_ && amp_->settings().dynamic_scale},
                {"model", facts.model},
                {"parameters", facts.parameters},
                {"data", facts.data},
@@ -134,24 +159,69 @@ void Reporter::print_plans() {
     print(str("plan: ", c.problem, " -> ", c.plan, c.tensor_cores ? ", Tensor Cores" : ", no Tensor Cores"));
 }
 
+// The loss scale and counters; tells of steps that were skipped since the last look. Throws Error after too many.
+void Reporter::read_status() {
+  if (!amp_) return;
+  const int64_t before = status_.skipped_steps;
+  status_ = amp_->status();
+  if (status_.skipped_steps == before) return;
+  print(str("up to step ", steps_, ": ", status_.skipped_steps - before, " skipped, the last because ",
+            status_.last_skip));
+  if (log_)
+    log_->write({{"type", "skip"},
+                 {"step", steps_},
+                 {"skipped_steps", status_.skipped_steps},
+                 {"cause", status_.last_skip},
+                 {"loss_scale", status_.scale}});
+}
+
+void Reporter::examine(amp::Amp& amp, const std::function<Var()>& loss) {
+  if (options_.amp_report.empty() || !amp_) return;
+  read_status();
+  const bool skipped = status_.skipped_steps > std::exchange(examined_skips_, status_.skipped_steps);
+  const bool last = steps_ == facts_.total_steps || steps_ == (epochs_ + 1) * facts_.steps_per_epoch;
+  if (!skipped && !last) return;
+  const amp::StepReport report = amp::examine(amp, loss, skipped ? status_.last_skip_scale : 0);
+  if (skipped) print(str("step ", steps_, ": ", report.first_non_finite));
+  if (log_)
+    log_->write({{"type", "amp"},
+                 {"step", steps_},
+                 {"loss_scale", report.scale},
+                 {"headroom_bits", report.least_headroom()},
+                 {"flushed_share", report.flushed_share()},
+                 {"subnormal_share", report.subnormal_share()},
+                 {"largest_output_error", report.largest_output_error()},
+                 {"first_non_finite", report.first_non_finite}});
+  if (!last) return;
+  amp::write_json(report, options_.amp_report);
+  amp::write_svg(report, options_.amp_report + ".svg");
+}
+
 void Reporter::read_pending() {
   const std::vector<Pending> ready = std::exchange(pending_, {});
   if (ready.empty()) return;
   lr_ = optimizer_.lr();
+  read_status();
   for (const Pending& p : ready) {
     const double loss = p.loss.item();
     const int64_t n = p.logits.dim(0), correct = count_correct(p.logits, p.labels);
-    loss_sum_ += loss * static_cast<double>(n);
-    images_ += n;
-    correct_ += correct;
-    if (log_)
-      log_->write({{"type", "step"},
-                   {"step", p.step},
-                   {"epoch", epochs_ + 1},
-                   {"loss", loss},
-                   {"accuracy", static_cast<double>(correct) / static_cast<double>(n)},
-                   {"lr", lr_}});
-    if (std::isfinite(loss)) continue;
+    if (log_) {
+      json record{{"type", "step"},
+                  {"step", p.step},
+                  {"epoch", epochs_ + 1},
+                  {"loss", loss},
+                  {"accuracy", static_cast<double>(correct) / static_cast<double>(n)},
+                  {"lr", lr_}};
+      add_amp(record, amp_, status_);
+      log_->write(record);
+    }
+    if (std::isfinite(loss)) {
+      loss_sum_ += loss * static_cast<double>(n);
+      images_ += n;
+      correct_ += correct;
+      continue;
+    }
+    if (amp_) continue;  // the step will be skipped, and read_status tells
     if (log_) log_->write({{"type", "summary"}, {"status", "diverged"}, {"steps", p.step}});
     fail("step ", p.step, " (epoch ", epochs_ + 1, "): the loss is ", loss,
          "; training has diverged, try a smaller --lr (", lr_, " now)");
@@ -170,11 +240,12 @@ void Reporter::show_progress() {
   std::string line = format("epoch %d/%d ", static_cast<int>(epochs_ + 1), static_cast<int>(epochs_total_));
   if (bar_) {
     const auto filled = static_cast<size_t>(20 * in_epoch / of_epoch);
-    line += "[" + std::string(filled, '=') + std::string(20 - filled, '.') + "] ";
+    line.append(1, '[').append(filled, '=').append(20 - filled, '.').append("] ");
   }
   line += format("%d/%d  loss %.4f  train %.2f %%  %.0f images/s  lr %.5f  ETA %s", static_cast<int>(in_epoch),
                  static_cast<int>(of_epoch), loss_sum_ / images, 100 * static_cast<double>(correct_) / images, rate,
                  lr_, clock_text(left).c_str());
+  line += amp_text(amp_, status_);
   if (!bar_) return print(line);
   const size_t columns = terminal_columns();
   if (line.size() >= columns) line.resize(columns - 1);
@@ -193,6 +264,7 @@ void Reporter::evaluation(const Evaluation& test) {
 
 void Reporter::epoch() {
   read_pending();
+  read_status();  // with the last step
   const std::optional<Evaluation> test = std::exchange(test_, std::nullopt);
   const double seconds = seconds_since(epoch_start_), images = static_cast<double>(std::max<int64_t>(images_, 1));
   const double loss = loss_sum_ / images, accuracy = static_cast<double>(correct_) / images;
@@ -201,20 +273,25 @@ void Reporter::epoch() {
   std::string line = format("epoch %d/%d  loss %.4f  train %.2f %%", static_cast<int>(epochs_),
                             static_cast<int>(epochs_total_), loss, 100 * accuracy);
   if (test) line += format("  test %.2f %% (loss %.4f)", 100 * test->accuracy, test->loss);
-  print(line + format("  %.0f images/s  lr %.5f  peak %.0f MiB  %.1f s", images_per_second_, lr_,
-                      static_cast<double>(peak) / (1 << 20), seconds));
-  if (log_)
-    log_->write({{"type", "epoch"},
-                 {"epoch", epochs_},
-                 {"step", steps_},
-                 {"loss", loss},
-                 {"train_accuracy", accuracy},
-                 {"test_loss", evaluation_json(test, "loss")},
-                 {"test_accuracy", evaluation_json(test, "accuracy")},
-                 {"images_per_second", images_per_second_},
-                 {"lr", lr_},
-                 {"peak_memory_bytes", peak},
-                 {"seconds", seconds}});
+  print(line +
+        format("  %.0f images/s  lr %.5f  peak %.0f MiB  %.1f s", images_per_second_, lr_,
+               static_cast<double>(peak) / (1 << 20), seconds) +
+        amp_text(amp_, status_));
+  if (log_) {
+    json record{{"type", "epoch"},
+                {"epoch", epochs_},
+                {"step", steps_},
+                {"loss", loss},
+                {"train_accuracy", accuracy},
+                {"test_loss", evaluation_json(test, "loss")},
+                {"test_accuracy", evaluation_json(test, "accuracy")},
+                {"images_per_second", images_per_second_},
+                {"lr", lr_},
+                {"peak_memory_bytes", peak},
+                {"seconds", seconds}};
+    add_amp(record, amp_, status_);
+    log_->write(record);
+  }
   loss_sum_ = 0;
   images_ = correct_ = 0;
   epoch_start_ = Clock::now();
@@ -232,17 +309,23 @@ int Reporter::finish(int stop_signal) {
   line += last_test_ ? format("; test accuracy %.2f %%, best %.2f %% (epoch %d)", 100 * last_test_->accuracy,
                               100 * best_accuracy_, static_cast<int>(best_epoch_))
                      : "; not evaluated";
+  if (amp_)
+    line += format("; %d steps applied, %d skipped, loss scale %g", static_cast<int>(status_.applied_steps),
+                   static_cast<int>(status_.skipped_steps), status_.scale);
   print(line);
-  if (log_)
-    log_->write({{"type", "summary"},
-                 {"status", stop_signal == 0 ? "finished" : "interrupted"},
-                 {"steps", steps_},
-                 {"epochs", epochs_},
-                 {"test_loss", evaluation_json(last_test_, "loss")},
-                 {"test_accuracy", evaluation_json(last_test_, "accuracy")},
-                 {"best_test_accuracy", last_test_ ? json(best_accuracy_) : json()},
-                 {"peak_memory_bytes", memory_stats(options_.device).peak},
-                 {"seconds", seconds}});
+  if (log_) {
+    json record{{"type", "summary"},
+                {"status", stop_signal == 0 ? "finished" : "interrupted"},
+                {"steps", steps_},
+                {"epochs", epochs_},
+                {"test_loss", evaluation_json(last_test_, "loss")},
+                {"test_accuracy", evaluation_json(last_test_, "accuracy")},
+                {"best_test_accuracy", last_test_ ? json(best_accuracy_) : json()},
+                {"peak_memory_bytes", memory_stats(options_.device).peak},
+                {"seconds", seconds}};
+    add_amp(record, amp_, status_);
+    log_->write(record);
+  }
   return stop_signal == 0 ? 0 : 128 + stop_signal;
 }
 

@@ -3,11 +3,13 @@
 
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "amp/report.h"
 #include "models/options.h"
 #include "optim/optimizer.h"
 
@@ -31,14 +33,19 @@ struct RunFacts {
 
 class Reporter {
  public:
-  // Opens the log (throws Error when it cannot be written), then prints the first line. Reads the rate of `optimizer`.
-  Reporter(const TrainOptions& options, const RunFacts& facts, const optim::Optimizer& optimizer);
+  // Opens the log (throws Error when it cannot be written), then prints the first line. Reads the rate of `optimizer`
+  // and the loss scale and skipped steps of `amp`.
+  Reporter(const TrainOptions& options, const RunFacts& facts, const optim::Optimizer& optimizer,
+           const amp::Amp* amp = nullptr);
   ~Reporter();
 
   // In each step, before the optimizer moves the weights. Keeps handles only; the values are read every print_freq
-  // steps and at an epoch's end (on the CPU: at once), so that a step on CUDA does not wait. Throws Error naming the
-  // step when a loss that it reads is not finite.
+  // steps and at an epoch's end (on the CPU: at once), so that a step on CUDA does not wait. A loss that is not finite
+  // is an Error naming the step; under amp, which skips that step, it is told and left out of the mean.
   void step(const Var& loss, const Var& logits, const Var& labels);
+  // With --amp-report, after each step: names the op at fault when it was skipped; after the last one of an epoch
+  // writes the report and its plot. `loss` computes the loss of the step's batch again.
+  void examine(amp::Amp& amp, const std::function<Var()>& loss);
   // An evaluation, before epoch(). One that a signal cut short is dropped.
   void evaluation(const Evaluation& test);
   // After each epoch, or what was done of it.
@@ -56,6 +63,7 @@ class Reporter {
     Tensor loss, logits, labels;
   };
   void read_pending();
+  void read_status();
   void show_progress();
   void print_plans();
   void print(const std::string& line);
@@ -63,6 +71,7 @@ class Reporter {
   TrainOptions options_;
   RunFacts facts_;
   const optim::Optimizer& optimizer_;
+  const amp::Amp* amp_;       // null without mixed precision
   std::unique_ptr<Log> log_;  // none without --log
   bool bar_ = false;          // stdout is a terminal
   bool bar_drawn_ = false;
@@ -70,6 +79,8 @@ class Reporter {
   std::vector<Pending> pending_;
   int64_t steps_ = 0, epochs_ = 0, epochs_total_ = 0;
   double lr_ = 0, images_per_second_ = 0;
+  amp::Status status_;
+  int64_t examined_skips_ = 0;
   double loss_sum_ = 0;  // of this epoch's images
   int64_t images_ = 0, correct_ = 0;
   std::optional<Evaluation> test_, last_test_;  // of this epoch; the newest

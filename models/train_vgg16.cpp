@@ -30,6 +30,8 @@ int run(int argc, const char* const* argv) {
                                       .weight_decay = options.weight_decay});
   sgd.set_schedule(optim::parse_schedule(options.schedule, steps, train.steps_per_epoch()), steps);
 
+  amp::Amp amp = amp::initialize(model, sgd, models::amp_options(options));  // --amp O0: does nothing
+
   models::Reporter report(options,
                           {.model = str("vgg16 width ", options.width),
                            .data = sets.train.source,
@@ -38,7 +40,7 @@ int run(int argc, const char* const* argv) {
                            .test_images = sets.test.size(),
                            .steps_per_epoch = train.steps_per_epoch(),
                            .total_steps = steps},
-                          sgd);
+                          sgd, &amp);
   const models::StopSignals stop;  // Ctrl-C: finish the step, then sum up
   const auto stopped = [&] { return bool(stop); };
   if (options.evaluate_only) {
@@ -46,16 +48,17 @@ int run(int argc, const char* const* argv) {
     return report.finish(stop.received());
   }
 
+  const CrossEntropyOptions criterion{.label_smoothing = options.label_smoothing};
   for (int64_t epoch = 1; report.steps() < steps && !stop; ++epoch) {
     model.train();
     for (const auto& [x, y] : train) {  // x [n, 32, 32, 3], y [n]
       sgd.zero_grad();
       const Var logits = model(x);  // [n, classes]
-      const Var loss = cross_entropy(logits, y, {.label_smoothing = options.label_smoothing});
-      loss.backward();
-      report.step(loss, logits,
-                  y);  // before the update: a loss that is not finite stops the run here
+      const Var loss = cross_entropy(logits, y, criterion);
+      amp.backward(loss);
+      report.step(loss, logits, y);  // before the update: in FP32 a loss that is not finite stops the run here
       sgd.step();
+      report.examine(amp, [&, x = x, y = y] { return cross_entropy(model(x), y, criterion); });  // --amp-report
       if (report.steps() == steps || stop) break;
     }
     const bool due = options.eval_every > 0 && epoch % options.eval_every == 0;

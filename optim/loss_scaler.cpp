@@ -100,26 +100,29 @@ void LossScaler::abandon() {
   moving_ = 0;
 }
 
+std::string StepControl::cause(const StepRecord& r) const {
+  if (r.last_bad_loss) return "the loss was not finite";
+  const int bad = r.last_bad - first_index;
+  const bool known = bad >= 0 && bad < static_cast<int>(keys.size());
+  return str(known ? "the gradient of " + keys[static_cast<size_t>(bad)] : "a gradient",
+             " was not finite at loss scale ", r.last_scale);
+}
+
 void StepControl::check_skips() const {
   const auto r = read_struct<StepRecord>(record);
   if (r.consecutive_skips < scaler->options().max_consecutive_skips) return;
-  const int bad = r.last_bad - first_index;
-  const std::string where = bad >= 0 && bad < static_cast<int>(keys.size())
-                                ? "the gradient of " + keys[static_cast<size_t>(bad)]
-                                : "a gradient";
-  fail(optimizer, ": ", r.consecutive_skips, " steps in a row were skipped; ",
+  fail(optimizer, ": ", r.consecutive_skips, " steps in a row were skipped; the last because ", cause(r),
        r.last_bad_loss
-           ? str("the loss is not finite: the model diverges. Lower the learning rate or clip the gradients")
-           : str("last, ", where, " was not finite at loss scale ", r.last_scale,
-                 ", with a finite loss. Let amp's report find the op that overflows, and put it on the deny ", "list"));
+           ? ": the model diverges. Lower the learning rate or clip the gradients"
+           : ", with a finite loss. Let amp::examine find the op that overflows, and put it on the deny list");
 }
 
 BufferGuard::BufferGuard(std::span<const Var> buffers) {
   for (const Var& b : buffers) entries_.push_back({b, b.value(), b.value().clone(), b.value().version()});
 }
 
-void BufferGuard::refresh() {
-  if (!std::exchange(settled_, false)) return;
+bool BufferGuard::refresh() {
+  if (!std::exchange(settled_, false)) return false;
   for (Entry& e : entries_) {
     const Tensor& now = e.buffer.value();
     if (!now.same_storage(e.value)) {
@@ -130,6 +133,7 @@ void BufferGuard::refresh() {
     }
     e.version = now.version();
   }
+  return true;
 }
 
 std::span<const BufferGuard::Entry> BufferGuard::settle() {

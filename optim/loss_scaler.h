@@ -64,7 +64,9 @@ class BufferGuard {
   };
   explicit BufferGuard(std::span<const Var> buffers = {});
   // Before the first op after a step: takes what others have written (a loaded checkpoint) as committed. On the host.
-  void refresh();
+  // True at that first op.
+  bool refresh();
+  const std::vector<Entry>& entries() const { return entries_; }
   // After a step: puts the snapshot back if it was skipped, else takes a new one. The entries, for the device's side.
   std::span<const Entry> settle();
   void settle_cpu(bool skipped);
@@ -87,6 +89,8 @@ struct StepControl {
 
   // Throws Error, which names the cause, when max_consecutive_skips steps in a row were skipped. Waits for the device.
   void check_skips() const;
+  // Why the last step was skipped.
+  std::string cause(const StepRecord& record) const;
 };
 
 // A struct in the bytes of a tensor, by copy.

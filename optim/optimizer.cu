@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kBlock)
   for_chunks(table, [&](int t, int64_t begin, int64_t end) {
     const G* grad = static_cast<const G*>(table.at[t][0]);
     constexpr int kWide = Pack<G>::size;
-    const int64_t tail = aligned16(grad) ? begin + (end - begin) / kWide * kWide : begin;
+    const int64_t tail = reinterpret_cast<uintptr_t>(grad) % 16 == 0 ? begin + (end - begin) / kWide * kWide : begin;
     bool bad = false;
     const auto look = [&](G g) {
       bad |= !finite_bits(g);

@@ -28,6 +28,7 @@ struct ScalerState {
   // Since the last step:
   int32_t bad_gradient = 0;  // a gradient was not finite
   int32_t bad_loss = 0;      // the loss itself was not: the model diverges, whatever the scale
+  float used_scale = 1;      // of its newest backward
   int32_t first_bad = -1;    // the parameter whose gradient went bad first in backward's order: the last of the list
 };
 
@@ -47,7 +48,7 @@ struct StepRecord {
 HT_HD inline float begin_backward(ScalerState* states, int count, int id, bool first, bool loss_is_finite) {
   for (int i = 0; first && i < count; ++i) states[i].bad_gradient = states[i].bad_loss = 0, states[i].first_bad = -1;
   if (!loss_is_finite) states[id].bad_loss = 1;
-  return states[id].scale;
+  return states[id].used_scale = states[id].scale;
 }
 
 // Skip the step? And by what are gradients multiplied? `scaled`: they hold the scale of the only loss. `squares`: their
@@ -90,7 +91,7 @@ HT_HD inline void settle(StepRecord& r, ScalerState* states, int count, bool sca
     r.last_bad = r.first_bad;
     r.last_bad_loss = 0;
     for (int i = 0; i < count; ++i) {
-      if (states[i].bad_gradient || states[i].bad_loss) r.last_scale = states[i].scale;
+      if (states[i].bad_gradient || states[i].bad_loss) r.last_scale = states[i].used_scale;
       if (states[i].first_bad > r.last_bad) r.last_bad = states[i].first_bad;
       if (states[i].bad_loss) r.last_bad_loss = 1;
     }

@@ -29,7 +29,8 @@ struct AmpRig {
     const Var x = Tensor::from(g, model.w.shape()).to(model.w.device());
     const Var loss = sum(mul(x, model.w));
     if (std::isfinite(loss.item())) return amp.backward(loss, id);
-    amp.backward(sum(model.w), id);  // a finite loss; only the gradient is bad
+    // A finite loss with a bad gradient: the slope of sqrt at 0 is infinite, and that times 0 is NaN.
+    amp.backward(sum(add(model.w, scale(sqrt(scale(model.w, 0)), 0))), id);
     model.w.grad_slot() = x.value().to(dtype);
   }
   void step(std::initializer_list<double> g) {
