@@ -282,7 +282,7 @@ void statistics_in_fp32(Device device) {
   x.data<Half>()[0] = Half(1.0048828125f);  // mean 1.004
   const Var gamma = on(device, {1}, {1}), beta = on(device, {0}, {1});
   const Tensor mean = on(device, {1}, {1}).value(), variance = on(device, {1}, {1}).value();
-  for (int i = 0; i < 200; ++i) batch_norm(x.to(device), gamma, beta, mean, variance);
+  for (int i = 0; i < 200; ++i) batch_norm(x.to(device), gamma, beta, {.mean = mean, .var = variance});
   CHECK(mean.item() == doctest::Approx(1.0040).epsilon(1e-5));
 }
 

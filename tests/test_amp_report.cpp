@@ -60,8 +60,9 @@ void error_budget(Device device) {
     n.step();
     const amp::StepReport r = n.examine();
     CHECK(r.first_non_finite == "");
-    REQUIRE(r.errors.size() == 8);
-    CHECK(r.errors[0].op == "conv2d");
+    REQUIRE(r.errors.size() == 6);
+    CHECK(r.errors[0].op == "conv_bn_relu");
+    CHECK(r.errors[0].label == "0.weight, 1.weight, 1.bias, 0.bias");
     const double output = level == amp::bf16 ? 2e-2 : 2e-3;
     for (const amp::OpError& e : r.errors) {
       CHECK_MESSAGE(e.output < output, e.op, " ", e.label, ": ", e.output);
@@ -96,7 +97,7 @@ void casts_of_a_step(Device device) {
   n.step();
   const auto casts = n.examine().casts;
   REQUIRE(casts.size() == 6);  // x, weight, bias; weight and bias of the linear layer; logits
-  CHECK(casts[0].op == "conv2d");
+  CHECK(casts[0].op == "conv_bn_relu");
   CHECK(!casts[0].cached);
   CHECK(casts[1].name == "0.weight");
   CHECK(casts[1].cached);

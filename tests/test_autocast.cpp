@@ -8,6 +8,7 @@
 #include "amp/autocast.h"
 #include "autograd/tape.h"
 #include "models/layers.h"
+#include "models/sequential.h"
 #include "ops/ops.h"
 #include "tests/error_of.h"
 
@@ -119,8 +120,8 @@ TEST_CASE("autocast: each tag does its casts (worked example 20)") {
   }
   SUBCASE("batch norm: data in half, gamma and beta in FP32") {
     const Var gamma = leaf({3}), beta = leaf({3});
-    CHECK(batch_norm(h, gamma, beta, {}, {}).dtype() == DType::f16);
-    CHECK(batch_norm(h, Var(gamma.value().to(DType::f16), true), beta, {}, {}).dtype() == DType::f16);
+    CHECK(batch_norm(h, gamma, beta, {}).dtype() == DType::f16);
+    CHECK(batch_norm(h, Var(gamma.value().to(DType::f16), true), beta, {}).dtype() == DType::f16);
   }
   SUBCASE("grad() has its leaf's type, in FP32 and half") {
     sum(linear(relu(linear(x, w)), leaf({2, 2}))).backward();
@@ -130,6 +131,27 @@ TEST_CASE("autocast: each tag does its casts (worked example 20)") {
     sum(relu(h)).backward();
     CHECK(h.grad().dtype() == DType::f16);
   }
+}
+
+TEST_CASE("autocast: a fused op comes apart where the policy overrides one of its parts") {
+  nn::Sequential net;
+  net.add<nn::Conv2d>(2, 4, 3);
+  net.add<nn::BatchNorm2d>(4);
+  net.add<nn::ReLU>();
+  const Var x = leaf({2, 5, 5, 2});
+  const auto ops_of = [&](const Policy& policy) {
+    Autocast autocast(policy, DType::f16);
+    autocast.install();
+    const Var y = net(x);
+    std::vector<std::string> names{std::string(name_of(y.dtype()))};
+    for (const Tape::Node& node : y.state()->tape->nodes())
+      if (node.op && node.op->name() != "cast") names.emplace_back(node.op->name());
+    return names;
+  };
+  Policy policy;
+  CHECK(ops_of(policy) == Notes{"f16", "conv_bn_relu"});
+  policy.set("relu", AmpTag::deny);
+  CHECK(ops_of(policy) == Notes{"f32", "conv2d", "batch_norm", "relu"});
 }
 
 TEST_CASE("autocast: bf16, user overrides, own ops") {
