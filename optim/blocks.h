@@ -39,9 +39,10 @@ void store(const A* values, const Tensor& t, int64_t at, int64_t n) {
   });
 }
 
-// The gradients of a block as the update uses them; in `buffer`, since the gradient itself is only read.
+// The gradients of a block as the update uses them: in `buffer` when they change, since the gradient is only read.
 template <class A>
 const A* transformed(const GradTransform<A>& f, const A* grad, int64_t n, A* buffer) {
+  if (f.is_identity()) return grad;
   for (int64_t i = 0; i < n; ++i) buffer[i] = f(grad[i]);
   return buffer;
 }

@@ -109,6 +109,7 @@ template <class A>
 struct GradTransform {
   A unscale = 1, clip = 1, limit = std::numeric_limits<A>::infinity();
 
+  bool is_identity() const { return unscale == 1 && clip == 1 && limit == std::numeric_limits<A>::infinity(); }
   HT_HD A operator()(A g) const {
     g = g * unscale * clip;
     return g > limit ? limit : g < -limit ? -limit : g;  // NaN stays NaN

@@ -98,8 +98,9 @@ TEST_CASE("--help and --version") {
   CHECK(contains(r.out, "halftone 0."));
   r = train(folder, {"--help"});
   CHECK(r.code == 0);
-  for (const char* flag : {"--data", "--epochs", "--iterations", "--batch-size", "--lr", "--schedule", "--log",
-                           "--quiet", "--tune", "--tf32", "--deterministic", "--workspace-limit"})
+  for (const char* flag :
+       {"--data", "--epochs", "--iterations", "--batch-size", "--lr", "--schedule", "--log", "--quiet", "--tune",
+        "--tf32", "--deterministic", "--workspace-limit", "--amp", "--loss-scale", "--policy", "--amp-report"})
     CHECK(contains(r.out, flag));
 }
 
@@ -115,6 +116,12 @@ TEST_CASE("bad usage: code 2, the reason on stderr, nothing on stdout, no log") 
       {{"--device", "gpu"}, "device: 'gpu' is unknown"},
       {{"--tune", "slow"}, "tune: 'slow' is unknown; use off, fast or full"},
       {{"--tune", "full", "--deterministic"}, "--tune: full cannot go with --deterministic"},
+      {{"--amp", "O4"}, "--amp: amp: the level 'O4' is unknown; use O0, O1"},
+      {{"--amp", "O1", "--loss-scale", "big"}, "--loss-scale: amp: the loss scale 'big' is neither"},
+      {{"--loss-scale", "8"}, "loss_scale contradicts level O0"},
+      {{"--amp", "O1", "--policy", "/no/such.json"}, "amp policy: cannot read '/no/such.json'"},
+      {{"--amp", "O2", "--policy", "x.json"}, "policy_file"},
+      {{"--amp-report", "x.json"}, "--amp-report: --amp O0 casts nothing to report; add --amp O1"},
       {{"--workspace-limit", "-1"}, "--workspace-limit: -1 is too small"},
       {{"--workspace-limit", "9999999"}, "it is in MiB"}};
   for (auto [args, reason] : cases) {
@@ -194,6 +201,34 @@ TEST_CASE("on the CPU the first line names the flags that do nothing there") {
   const std::string plain = first_line({"--deterministic"});
   CHECK(contains(plain, "threads, deterministic | f32 |"));
   CHECK(!contains(plain, "no effect"));
+}
+
+TEST_CASE("mixed precision: scale, skips and applied steps in the log, a report and its plot") {
+  const Folder folder;
+  const std::string log = folder / "log.jsonl", report = folder / "amp.json", policy = folder / "policy.json";
+  std::ofstream(policy) << R"({"max_pool2d": "deny"})";
+  const Result r = train(folder, small({"--amp", "O1", "--policy", policy, "--amp-report", report, "--log", log}));
+  CHECK_MESSAGE(r.code == 0, r.err);
+  CHECK(contains(r.out, "O1 f16, loss scale dynamic"));
+  CHECK(contains(r.out, "steps applied"));
+  const std::vector<json> lines = read_log(log);
+  CHECK(lines[0]["amp"] == "O1");
+  CHECK(lines[0]["dtype"] == "f16");
+  CHECK(lines.back()["applied_steps"].get<int>() + lines.back()["skipped_steps"].get<int>() == 6);
+  CHECK(lines[1]["loss_scale"].is_number());
+  const json written = json::parse(read(report));
+  CHECK(written["dtype"] == "f16");
+  CHECK(written["casts"].size() > 13);
+  CHECK(contains(read(report + ".svg"), "</svg>"));
+
+  for (const char* level : {"O2", "O3", "fp16", "bf16"}) {
+    const Result other = train(folder, small({"--amp", level, "--log", log}));
+    CHECK_MESSAGE(other.code == 0, level, ": ", other.err);
+    CHECK(contains(other.out, std::string(level) + (std::string(level) == "bf16" ? " bf16" : " f16")));
+  }
+  const Result fixed = train(folder, small({"--amp", "O1", "--loss-scale", "128", "--log", log}));
+  CHECK(read_log(log).back()["loss_scale"] == 128);
+  CHECK(contains(fixed.out, "loss scale 128"));
 }
 
 TEST_CASE("the same seed twice gives the same losses, another seed others") {

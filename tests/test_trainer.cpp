@@ -216,6 +216,44 @@ TEST_CASE("evaluate: means over all images whatever the batches; restores the mo
   CHECK(!net.training());
 }
 
+TEST_CASE("Reporter: under amp a skipped step is told with its cause and the run goes on") {
+  TrainOptions o;
+  o.device = Device::cpu();
+  o.log = temporary("log.jsonl").string();
+  o.quiet = true;
+  nn::Sequential net = classifier(2);
+  optim::Sgd sgd(net.parameters(), {.lr = 0.5});
+  amp::Amp amp = amp::initialize(net, sgd, {.init_scale = 8});
+  const Tensor x = Tensor::normal({2, 32, 32, 3}, {1, 1}), labels = Tensor::from({0, 1}, {2}, DType::i32);
+  {
+    models::Reporter report(o, {.model = "m", .data = "d", .test_images = 4, .steps_per_epoch = 4, .total_steps = 4},
+                            sgd, &amp);
+    for (int step = 0; step < 4; ++step) {
+      sgd.zero_grad();
+      const Var logits = net(x), loss = cross_entropy(logits, labels);
+      amp.backward(loss);
+      if (step == 1) net.parameters()[0].grad_slot().fill_(INFINITY);
+      report.step(step == 2 ? Var(Tensor::full({}, NAN)) : loss, logits, labels);
+      sgd.step();
+    }
+    report.epoch();
+    CHECK(report.finish(0) == 0);
+  }
+  const auto lines = read_lines(o.log);
+  CHECK(lines[0]["amp"] == "O1");
+  CHECK(lines[0]["dtype"] == "f16");
+  CHECK(lines[1]["loss_scale"] == 8);
+  CHECK(lines[1]["applied_steps"] == 0);
+  REQUIRE(lines[3]["type"] == "skip");
+  CHECK(lines[3]["cause"] == "the gradient of 1.weight was not finite at loss scale 8");
+  CHECK(lines[4]["loss"].is_null());  // left out of the mean
+  CHECK(lines[6]["type"] == "epoch");
+  CHECK(lines[6]["loss"].is_number());
+  CHECK(lines[6]["skipped_steps"] == 1);
+  CHECK(lines[7]["applied_steps"] == 3);
+  std::filesystem::remove_all(temporary("").parent_path());
+}
+
 TEST_CASE("Reporter: one JSON line a record; a loss that is not finite ends the run and names the step") {
   TrainOptions o;
   o.device = Device::cpu();
