@@ -182,8 +182,8 @@ void validate(const TrainOptions& o) {
   check(!o.nesterov || o.momentum > 0, "--nesterov: needs a momentum above 0; add --no-nesterov");
   optim::parse_schedule(o.schedule, 1'000'000,
                         1'000);  // throws on one that is unknown
-  check(o.amp_report.empty() || amp::resolve(amp_options(o)).enabled,
-        "--amp-report: --amp O0 casts nothing to report; add --amp O1");
+  const bool casts = amp::resolve(amp_options(o)).enabled;
+  check(o.amp_report.empty() || casts, "--amp-report: --amp O0 casts nothing to report; add --amp O1");
 }
 
 amp::Options amp_options(const TrainOptions& o) {
