@@ -154,6 +154,12 @@ CudaContext::~CudaContext() {
   if (side.stream) cudaStreamDestroy(side.stream);
 }
 
+void* CudaContext::zeros_of(size_t bytes) {
+  if (!zeros_ || zeros_.bytes() < bytes)
+    zeros_ = Tensor::zeros({static_cast<int64_t>(bytes)}, DType::u8, Device::cuda(device));
+  return zeros_.data();
+}
+
 void CudaContext::order(const CudaLane& before, const CudaLane& after) {
   HT_CUDA_CALL(cudaEventRecord(order_event, before.stream));
   HT_CUDA_CALL(cudaStreamWaitEvent(after.stream, order_event, 0));

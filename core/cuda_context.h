@@ -35,6 +35,8 @@ struct CudaContext {
   int compute = 0;       // 90 for sm_90
   CudaLane main, side;   // side: work beside the main chain, joined by events
   cublasLtContext* cublas_lt = nullptr;
+  // At least `bytes` zeros that a kernel on the main lane may use if it leaves them zeros.
+  void* zeros_of(size_t bytes);
   Tensor rng_base;  // i64 [1]: added to every Philox stream number, so that a captured step can move it
 
   CudaStream stream() const { return main.stream; }
@@ -47,6 +49,9 @@ struct CudaContext {
   CudaContext& operator=(const CudaContext&) = delete;
 
   CUevent_st* order_event = nullptr;
+
+ private:
+  Tensor zeros_;
 };
 
 // Throws Error when the device cannot run this build: no kernel image, cuDNN too old, out of memory.

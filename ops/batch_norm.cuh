@@ -29,44 +29,71 @@ inline Launch launch_for(const CudaContext& cuda, int64_t rows, int64_t packs) {
   return {dim3(static_cast<unsigned>(std::min(need, most)), columns), dim3(x, y)};
 }
 
-// Adds the N pairs of each thread over the block's rows, then over the blocks: by atomics into [2, channels], or, for
-// `partial`, into a row of [gridDim.x, 2, channels] that sum_partials adds in order.
+// Where a kernel's blocks add their pairs of sums, [2, channels]: by atomics into zeros, or, to give the same bits
+// every time, each into its own row of [parts, 2, channels]. The last block takes the sums and leaves the zeros as they
+// were.
+template <class A>
+struct PairSums {
+  A* at;
+  int64_t channels;
+  int64_t parts;     // 0: atomics
+  unsigned* ticket;  // counts blocks; 0 before and after
+
+  __device__ void add(int64_t i, A value) const {
+    if (parts) {
+      at[int64_t{blockIdx.x} * 2 * channels + i] = value;
+    } else {
+      atomicAdd(at + i, value);
+    }
+  }
+  // Called by whole blocks after their adds: true in the one that is the last. There `at` then holds the sums.
+  __device__ bool complete(int thread, int threads) const {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    const unsigned blocks = gridDim.x * gridDim.y;
+    if (thread == 0) last = atomicInc(ticket, blocks - 1) == blocks - 1;
+    __syncthreads();
+    if (!last || !parts) return last;
+    __threadfence();
+    for (int64_t i = thread; i < 2 * channels; i += threads) {
+      A sum = 0;
+      for (int64_t p = 0; p < parts; ++p) sum += __ldcg(at + p * 2 * channels + i);
+      at[i] = sum;
+    }
+    __syncthreads();
+    return true;
+  }
+  __device__ double first(int64_t c) const { return static_cast<double>(__ldcg(at + c)); }
+  __device__ double second(int64_t c) const { return static_cast<double>(__ldcg(at + channels + c)); }
+  __device__ void clear(int64_t c) const {
+    if (!parts) at[c] = at[channels + c] = A(0);
+  }
+};
+
+__device__ __forceinline__ int flat_thread() { return static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); }
+__device__ __forceinline__ int flat_threads() { return static_cast<int>(blockDim.x * blockDim.y); }
+
+// Adds the N pairs of each thread over the block's rows, then over the blocks.
 template <int N, class A>
-__device__ void add_pairs(const A (&first)[N], const A (&second)[N], int64_t c, int64_t channels, A* out,
-                          bool partial) {
+__device__ void add_pairs(const A (&first)[N], const A (&second)[N], int64_t c, const PairSums<A>& sums) {
   extern __shared__ char raw[];
   A* shared = reinterpret_cast<A*>(raw);
   const int width = static_cast<int>(blockDim.x) * 2 * N;
   A* mine = shared + threadIdx.y * width;
 #pragma unroll
   for (int k = 0; k < N; ++k) {
-    mine[threadIdx.x * N + k] = c < channels ? first[k] : A(0);
-    mine[(blockDim.x + threadIdx.x) * N + k] = c < channels ? second[k] : A(0);
+    mine[threadIdx.x * N + k] = c < sums.channels ? first[k] : A(0);
+    mine[(blockDim.x + threadIdx.x) * N + k] = c < sums.channels ? second[k] : A(0);
   }
   __syncthreads();
-  const int flat = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
   const int64_t base = static_cast<int64_t>(blockIdx.y) * blockDim.x * N;
-  for (int i = flat; i < width; i += static_cast<int>(blockDim.x * blockDim.y)) {
+  for (int i = flat_thread(); i < width; i += flat_threads()) {
     A sum = 0;
     for (unsigned r = 0; r < blockDim.y; ++r) sum += shared[r * width + i];
     const int half = width / 2;
     const int64_t channel = base + i % half;
-    if (channel >= channels) continue;
-    A* to = out + (i / half) * channels + channel;
-    if (partial) {
-      to[static_cast<int64_t>(blockIdx.x) * 2 * channels] = sum;
-    } else {
-      atomicAdd(to, sum);
-    }
-  }
-}
-
-template <class A>
-__global__ void sum_partials_kernel(const A* partial, int64_t parts, int64_t width, A* out) {
-  HT_GRID_STRIDE(i, width) {
-    A sum = 0;
-    for (int64_t p = 0; p < parts; ++p) sum += partial[p * width + i];
-    out[i] = sum;
+    if (channel < sums.channels) sums.add((i / half) * sums.channels + channel, sum);
   }
 }
 
@@ -110,24 +137,19 @@ inline Geometry geometry_of(const Tensor& x, BatchNormTail tail) {
   return g;
 }
 
-// Runs a kernel that adds pairs, and gives back [2, channels] sums of it.
+// Runs a kernel that adds pairs: run(bytes of shared memory, sums).
 template <class A, class F>
-Tensor pair_sums(Context& ctx, const Launch& launch, int pack, int64_t channels, F&& run) {
+void with_pair_sums(Context& ctx, const Launch& launch, int pack, int64_t channels, F&& run) {
+  constexpr size_t kTicket = 256;  // bytes, so that the sums stay aligned
   const size_t shared = launch.block.x * launch.block.y * 2 * static_cast<size_t>(pack) * sizeof(A);
-  const CudaStream stream = ctx.cuda().stream();
-  if (!deterministic()) {
-    const Tensor sums = Tensor::zeros({2, channels}, dtype_of<A>(), ctx.device());
-    run(shared, sums.data<A>(), false);
-    return sums;
+  char* zeros = static_cast<char*>(ctx.cuda().zeros_of(kTicket + 2 * static_cast<size_t>(channels) * sizeof(A)));
+  PairSums<A> sums{reinterpret_cast<A*>(zeros + kTicket), channels, 0, reinterpret_cast<unsigned*>(zeros)};
+  Tensor partial;
+  if (deterministic()) {
+    partial = Tensor::empty({launch.grid.x, 2, channels}, dtype_of<A>(), ctx.device());
+    sums.at = partial.data<A>(), sums.parts = launch.grid.x;
   }
-  const int64_t parts = launch.grid.x;
-  const Tensor partial = Tensor::empty({parts, 2, channels}, dtype_of<A>(), ctx.device());
-  const Tensor sums = Tensor::empty({2, channels}, dtype_of<A>(), ctx.device());
-  run(shared, partial.data<A>(), true);
-  sum_partials_kernel<A><<<grid_for(ctx.cuda(), 2 * channels), kBlock, 0, stream>>>(partial.data<A>(), parts,
-                                                                                    2 * channels, sums.data<A>());
-  HT_LAUNCHED("batch_norm partial sums");
-  return sums;
+  run(shared, sums);
 }
 
 }  // namespace ht::bn

@@ -48,11 +48,34 @@ __device__ __forceinline__ void load_window(const Geometry& g, const Channels<T,
     for (int k = 0; k < N; ++k) d[p][k] = whole && winner[k] == p && best[k] > A(0) ? from[k] : A(0);
 }
 
-// sums [2, c]: sum d and sum d (x - mean), d being dy behind the tail.
+// What the last block of the sums' pass writes from S = sum d and P = sum d (x - mean): dbeta = S, dgamma = P invstd,
+// and what each value of d is moved by, S / n and P invstd^2 / n. All [c].
+template <class A>
+struct GradientTerms {
+  double values;  // n
+  const A* invstd;
+  A *dgamma, *dbeta;  // may be null
+  A *offset, *pull;   // both null in evaluation
+
+  __device__ void write(const PairSums<A>& sums) const {
+    for (int64_t c = flat_thread(); c < sums.channels; c += flat_threads()) {
+      const double s = sums.first(c), p = sums.second(c) * static_cast<double>(invstd[c]);
+      sums.clear(c);
+      if (dbeta) dbeta[c] = static_cast<A>(s);
+      if (dgamma) dgamma[c] = static_cast<A>(p);
+      if (!offset) continue;
+      offset[c] = static_cast<A>(s / values);
+      pull[c] = static_cast<A>(p * static_cast<double>(invstd[c]) / values);
+    }
+  }
+};
+
+// The pairs are sum d and sum d (x - mean), d being dy behind the tail.
 template <class T, int N, bool kRelu, bool kPool>
 __global__ void __launch_bounds__(kThreads)
     gradient_sums_kernel(Geometry g, const T* x, const T* dy, const acc_t<T>* mean, const acc_t<T>* invstd,
-                         const acc_t<T>* gamma, const acc_t<T>* beta, acc_t<T>* sums, bool partial) {
+                         const acc_t<T>* gamma, const acc_t<T>* beta, PairSums<acc_t<T>> sums,
+                         GradientTerms<acc_t<T>> terms) {
   using A = acc_t<T>;
   const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * N;
   A sum[N] = {}, product[N] = {};
@@ -85,22 +108,15 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
-  add_pairs<N, A>(sum, product, c, g.channels, sums, partial);
+  add_pairs<N, A>(sum, product, c, sums);
+  if (sums.complete(flat_thread(), flat_threads())) terms.write(sums);
 }
 
-template <class A>
-__global__ void parameter_gradients_kernel(const A* sums, const A* invstd, int64_t channels, A* dgamma, A* dbeta) {
-  HT_GRID_STRIDE(c, channels) {
-    if (dbeta) dbeta[c] = sums[c];
-    if (dgamma) dgamma[c] = sums[channels + c] * invstd[c];
-  }
-}
-
-// dx = slope (d - sum d / n - (x - mean) invstd^2 sum d (x - mean) / n); without `sums` (evaluation) dx = slope d.
+// dx = slope (d - offset - (x - mean) pull); without offset and pull (evaluation) dx = slope d.
 template <class T, int N, bool kRelu, bool kPool>
 __global__ void __launch_bounds__(kThreads)
-    input_gradient_kernel(Geometry g, double values, const T* x, const T* dy, const acc_t<T>* mean,
-                          const acc_t<T>* invstd, const acc_t<T>* gamma, const acc_t<T>* beta, const acc_t<T>* sums,
+    input_gradient_kernel(Geometry g, const T* x, const T* dy, const acc_t<T>* mean, const acc_t<T>* invstd,
+                          const acc_t<T>* gamma, const acc_t<T>* beta, const acc_t<T>* offsets, const acc_t<T>* pulls,
                           T* dx) {
   using A = acc_t<T>;
   const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * N;
@@ -108,13 +124,9 @@ __global__ void __launch_bounds__(kThreads)
   Channels<T, N> channels;
   channels.load(mean, invstd, gamma, beta, c);
   A offset[N] = {}, pull[N] = {};
-  if (sums) {
-    const A share = static_cast<A>(1 / values);
+  if (offsets) {
 #pragma unroll
-    for (int k = 0; k < N; ++k) {
-      offset[k] = sums[c + k] * share;
-      pull[k] = sums[g.channels + c + k] * invstd[c + k] * invstd[c + k] * share;
-    }
+    for (int k = 0; k < N; ++k) offset[k] = offsets[c + k], pull[k] = pulls[c + k];
   }
   for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += int64_t{gridDim.x} * blockDim.y) {
     if constexpr (kPool) {
@@ -151,23 +163,24 @@ void backward(Context& ctx, bool training, const Tensor& x, const Tensor& gamma,
   const A *m = mean.data<A>(), *i = invstd.data<A>(), *ga = gamma.data<A>();
   const A* be = kRelu ? beta.data<A>() : nullptr;
   const Launch launch = launch_for(ctx.cuda(), g.rows, g.channels / N);
-  Tensor sums;
-  if ((dx && training) || dgamma || dbeta)
-    sums = pair_sums<A>(ctx, launch, N, g.channels, [&](size_t shared, A* out, bool partial) {
+  Tensor moves;  // [2, c]: offset and pull
+  if (dx && training) moves = Tensor::empty({2, g.channels}, dtype_of<A>(), ctx.device());
+  A* offset = moves ? moves.data<A>() : nullptr;
+  A* pull = moves ? offset + g.channels : nullptr;
+  if (moves || dgamma || dbeta) {
+    const GradientTerms<A> terms{
+        static_cast<double>(x.numel() / g.channels), i,      dgamma ? dgamma.data<A>() : nullptr,
+        dbeta ? dbeta.data<A>() : nullptr,           offset, pull};
+    with_pair_sums<A>(ctx, launch, N, g.channels, [&](size_t shared, const PairSums<A>& sums) {
       gradient_sums_kernel<T, N, kRelu, kPool>
-          <<<launch.grid, launch.block, shared, stream>>>(g, x.data<T>(), dy.data<T>(), m, i, ga, be, out, partial);
+          <<<launch.grid, launch.block, shared, stream>>>(g, x.data<T>(), dy.data<T>(), m, i, ga, be, sums, terms);
       HT_LAUNCHED("batch_norm gradient sums");
     });
-  if (dgamma || dbeta) {
-    parameter_gradients_kernel<A><<<grid_for(ctx.cuda(), g.channels), kBlock, 0, stream>>>(
-        sums.data<A>(), i, g.channels, dgamma ? dgamma.data<A>() : nullptr, dbeta ? dbeta.data<A>() : nullptr);
-    HT_LAUNCHED("batch_norm parameter gradients");
   }
   if (!dx) return;
-  const double values = static_cast<double>(x.numel() / g.channels);
   const dim3 grid(launch.grid.x * 2, launch.grid.y);
-  input_gradient_kernel<T, N, kRelu, kPool><<<grid, launch.block, 0, stream>>>(
-      g, values, x.data<T>(), dy.data<T>(), m, i, ga, be, training ? sums.data<A>() : nullptr, dx.data<T>());
+  input_gradient_kernel<T, N, kRelu, kPool>
+      <<<grid, launch.block, 0, stream>>>(g, x.data<T>(), dy.data<T>(), m, i, ga, be, offset, pull, dx.data<T>());
   HT_LAUNCHED("batch_norm input gradient");
 }
 }  // namespace

@@ -7,9 +7,49 @@ namespace ht {
 namespace {
 using namespace bn;
 
-// sums [2, c]: sum (x - K) and sum (x - K)^2 with K the first row, which keeps a mean far larger than the spread exact.
+// What the last block of a pass writes from the sums: [c] mean and invstd, and the running statistics.
+template <class A>
+struct Statistics {
+  double eps, momentum;
+  A *mean, *invstd, *running_mean, *running_var;  // the running ones may be null
+  int64_t* batches;                               // may be null
+
+  // `first` are the values that deviations were taken from. The running statistics stay unless all channels are finite.
+  template <class T>
+  __device__ void write(const Geometry& g, const T* first, const PairSums<A>& sums) const {
+    const double n = static_cast<double>(g.rows), unbiased = n / (n - 1);
+    const auto moments = [&](int64_t c, double& m) {
+      const double s = sums.first(c) / n, var = sums.second(c) / n - s * s;
+      m = static_cast<double>(load_as(first[c])) + s;
+      return var < 0 ? 0.0 : var;  // a NaN passes
+    };
+    const int thread = flat_thread(), threads = flat_threads();
+    if (batches && thread == 0) ++*batches;
+    int finite = 1;
+    for (int64_t c = thread; c < g.channels; c += threads) {
+      double m;
+      const double var = moments(c, m);
+      mean[c] = static_cast<A>(m);
+      invstd[c] = static_cast<A>(1 / ::sqrt(var + eps));
+      finite &= isfinite(static_cast<A>(m)) && isfinite(static_cast<A>(var * unbiased));
+    }
+    finite = __syncthreads_and(finite);
+    for (int64_t c = thread; c < g.channels; c += threads) {
+      double m;
+      const double var = moments(c, m);
+      sums.clear(c);
+      if (!finite || !running_mean) continue;
+      running_mean[c] = static_cast<A>((1 - momentum) * running_mean[c] + momentum * m);
+      running_var[c] = static_cast<A>((1 - momentum) * running_var[c] + momentum * var * unbiased);
+    }
+  }
+};
+
+// The pairs are sum (x - K) and sum (x - K)^2 with K the first row, which keeps a mean far larger than the spread
+// exact.
 template <class T, int N>
-__global__ void __launch_bounds__(kThreads) moments_kernel(Geometry g, const T* x, acc_t<T>* sums, bool partial) {
+__global__ void __launch_bounds__(kThreads)
+    moments_kernel(Geometry g, const T* x, PairSums<acc_t<T>> sums, Statistics<acc_t<T>> statistics) {
   using A = acc_t<T>;
   const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * N;
   A shift[N], v[N], sum[N] = {}, squares[N] = {};
@@ -25,38 +65,8 @@ __global__ void __launch_bounds__(kThreads) moments_kernel(Geometry g, const T* 
       }
     }
   }
-  add_pairs<N, A>(sum, squares, c, g.channels, sums, partial);
-}
-
-// One block: mean and invstd of every channel, then the running statistics, unless any channel is not finite.
-template <class T>
-__global__ void finish_moments_kernel(Geometry g, const T* x, const acc_t<T>* sums, double eps, double momentum,
-                                      acc_t<T>* mean, acc_t<T>* invstd, acc_t<T>* running_mean, acc_t<T>* running_var,
-                                      int64_t* batches) {
-  using A = acc_t<T>;
-  const double n = static_cast<double>(g.rows), unbiased = n / (n - 1);
-  const auto variance = [&](int64_t c, double& m) {
-    const double s = static_cast<double>(sums[c]) / n, q = static_cast<double>(sums[g.channels + c]) / n;
-    const double var = q - s * s;
-    m = static_cast<double>(load_as(x[c])) + s;
-    return var < 0 ? 0.0 : var;  // a NaN passes
-  };
-  if (batches && threadIdx.x == 0) ++*batches;
-  int finite = 1;
-  for (int64_t c = threadIdx.x; c < g.channels; c += blockDim.x) {
-    double m;
-    const double var = variance(c, m);
-    mean[c] = static_cast<A>(m);
-    invstd[c] = static_cast<A>(1 / ::sqrt(var + eps));
-    finite &= isfinite(static_cast<A>(m)) && isfinite(static_cast<A>(var * unbiased));
-  }
-  if (!__syncthreads_and(finite) || !running_mean) return;
-  for (int64_t c = threadIdx.x; c < g.channels; c += blockDim.x) {
-    double m;
-    const double var = variance(c, m);
-    running_mean[c] = static_cast<A>((1 - momentum) * running_mean[c] + momentum * m);
-    running_var[c] = static_cast<A>((1 - momentum) * running_var[c] + momentum * var * unbiased);
-  }
+  add_pairs<N, A>(sum, squares, c, sums);
+  if (sums.complete(flat_thread(), flat_threads())) statistics.write(g, x, sums);
 }
 
 template <class A>
@@ -127,13 +137,11 @@ void forward(Context& ctx, const BatchNormOptions& o, const Tensor& x, const Ten
   int64_t* batches = running.num_batches_tracked ? running.num_batches_tracked.data<int64_t>() : nullptr;
   if (o.training) {
     const Launch launch = launch_for(ctx.cuda(), all.rows, all.channels / N);
-    const Tensor sums = pair_sums<A>(ctx, launch, N, all.channels, [&](size_t shared, A* out, bool partial) {
-      moments_kernel<T, N><<<launch.grid, launch.block, shared, stream>>>(all, x.data<T>(), out, partial);
+    const Statistics<A> statistics{o.eps, o.momentum, mean.data<A>(), invstd.data<A>(), rm, rv, batches};
+    with_pair_sums<A>(ctx, launch, N, all.channels, [&](size_t shared, const PairSums<A>& sums) {
+      moments_kernel<T, N><<<launch.grid, launch.block, shared, stream>>>(all, x.data<T>(), sums, statistics);
       HT_LAUNCHED("batch_norm moments");
     });
-    finish_moments_kernel<T><<<1, 1024, 0, stream>>>(all, x.data<T>(), sums.data<A>(), o.eps, o.momentum,
-                                                     mean.data<A>(), invstd.data<A>(), rm, rv, batches);
-    HT_LAUNCHED("batch_norm statistics");
   } else {
     evaluation_kernel<A><<<grid_for(ctx.cuda(), all.channels), kBlock, 0, stream>>>(rm, rv, o.eps, mean.data<A>(),
                                                                                     invstd.data<A>(), all.channels);
