@@ -34,6 +34,7 @@ void accumulate(Tensor& slot, Tensor grad) {
     slot = grad.unique() ? std::move(grad) : grad.clone();  // a shared buffer could change under the slot
     return;
   }
+  Context::of(slot.device()).join();  // either may still be written beside
   if (is_half(slot.dtype())) slot = slot.to(DType::f32);
   add_into(slot, grad);
 }
@@ -74,12 +75,15 @@ Grads Tape::run_node(Node& node, Tensor dy) {
 
 void Tape::backward(int root, Tensor seed, bool retain_graph) {
   check_walk(root);
+  const Device device = seed.device();
   try {
     walk(root, std::move(seed), retain_graph);
   } catch (...) {
+    Context::of(device).join();
     if (!retain_graph) sweep(root);  // half a graph is of no use, and its saved tensors are large
     throw;
   }
+  Context::of(device).join();
   if (retain_graph) return;
   sweep(root);
   // With nothing left to walk, the next forward starts an empty tape even while a Var still holds this one.

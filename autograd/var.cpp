@@ -139,7 +139,15 @@ Var apply(std::unique_ptr<Op> op, std::vector<Var> inputs) {
   }
   check(!in.empty(), op->name(), ": no inputs");
   const TensorSpec spec = op->infer(in);
-  const Tensor y = op->forward(Context::of(in.front().device()), in, spec);
+  const Tensor y = [&] {
+    try {
+      return op->forward(Context::of(in.front().device()), in, spec);
+    } catch (const Error& e) {
+      const std::string_view text = e.what();
+      if (text.starts_with(op->name())) throw;
+      throw Error(str(op->name(), ": ", text));
+    }
+  }();
   check(y.shape() == spec.shape && y.dtype() == spec.dtype, op->name(), ": forward gave ", y, ", infer promised ",
         spec.shape, " ", spec.dtype);
   if (current_hook) current_hook->after(*op, y);

@@ -1,7 +1,8 @@
 // One training step of VGG16 on the GPU, the data on it: forward, loss, backward, SGD with momentum. The twin of
 // bench/pytorch_vgg16.py: same protocol, same JSON lines. The first line also tells how long the process took to its
 // first completed step (with a warm plan cache: what a user waits for), and the parts of that: device, network, step.
-//   bench_vgg16_gpu [--modes fp32 tf32] [--batches 128 ...] [--windows 7] [--steps 20] [--tune off|fast|full]
+// The step is one CUDA graph, unless --eager.
+//   bench_vgg16_gpu [--eager] [--modes fp32 tf32] [--batches 128 ...] [--windows 7] [--steps 20] [--tune off|fast|full]
 #include <time.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 #include <sstream>
 
 #include "core/allocator.h"
+#include "core/captured_step.h"
 #include "core/context.h"
 #include "core/tuning.h"
 #include "models/vgg.h"
@@ -38,7 +40,7 @@ double seconds_since_exec() {
          std::stod(field) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
-void measure(const std::string& mode, int64_t batch, int windows, int steps) {
+void measure(const std::string& mode, int64_t batch, int windows, int steps, bool eager) {
   static bool first_line = true;
   const ht::Device device = ht::Device::cuda();
   const auto begin = Clock::now();
@@ -57,11 +59,13 @@ void measure(const std::string& mode, int64_t batch, int windows, int steps) {
   for (size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<int64_t>(i * 7 % 10);
   const ht::Var y = ht::Tensor::of<int64_t>(labels, {batch}).to(device);
   const double model_s = seconds_since(start);
-  const auto step = [&] {
+  const auto eager_step = [&](std::span<const ht::Tensor>) {
     sgd.zero_grad();
     ht::cross_entropy(model(x), y).backward();
     sgd.step();
   };
+  ht::CapturedStep captured(device, eager_step);
+  const auto step = [&] { eager ? eager_step({}) : captured({}); };
   step();
   context.synchronize();
   const double first_s = seconds_since(start);
@@ -81,9 +85,9 @@ void measure(const std::string& mode, int64_t batch, int windows, int steps) {
   std::sort(ms.begin(), ms.end());
   const ht::MemoryStats memory = ht::memory_stats(device);
   std::printf(
-      "{\"name\": \"halftone\", \"mode\": \"%s\", \"batch\": %lld, \"ms\": %.4f, \"spread_ms\": %.4f, "
+      "{\"name\": \"halftone\", \"mode\": \"%s\", \"eager\": %s, \"batch\": %lld, \"ms\": %.4f, \"spread_ms\": %.4f, "
       "\"images_per_s\": %.0f, \"peak_mib\": %zu, \"reserved_mib\": %zu, \"first_step_s\": %.2f%s}\n",
-      mode.c_str(), static_cast<long long>(batch), ms[ms.size() / 2], ms.back() - ms.front(),
+      mode.c_str(), eager ? "true" : "false", static_cast<long long>(batch), ms[ms.size() / 2], ms.back() - ms.front(),
       1000.0 * static_cast<double>(batch) / ms[ms.size() / 2], memory.peak >> 20, memory.reserved >> 20, first_s,
       from_exec.c_str());
   std::fflush(stdout);
@@ -95,12 +99,14 @@ int main(int argc, char** argv) {
   std::vector<std::string> modes{"fp32", "tf32"};
   std::vector<int64_t> batches{128, 256, 512, 1024, 2048};
   int windows = 7, steps = 20;
+  bool eager = false;
   std::string tune = "fast";
   app.add_option("--modes", modes)->check(CLI::IsMember({"fp32", "tf32"}));
   app.add_option("--batches", batches)->check(CLI::PositiveNumber);
   app.add_option("--windows", windows)->check(CLI::PositiveNumber);
   app.add_option("--steps", steps)->check(CLI::PositiveNumber);
   app.add_option("--tune", tune)->check(CLI::IsMember({"off", "fast", "full"}));
+  app.add_flag("--eager", eager, "no CUDA graph of the step");
   CLI11_PARSE(app, argc, argv);
   if (ht::cuda_device_count() == 0) {
     std::puts("SKIPPED: no CUDA device");
@@ -109,7 +115,7 @@ int main(int argc, char** argv) {
   try {
     ht::set_tune_mode(ht::parse_tune_mode(tune));
     for (const std::string& mode : modes)
-      for (const int64_t batch : batches) measure(mode, batch, windows, steps);
+      for (const int64_t batch : batches) measure(mode, batch, windows, steps, eager);
   } catch (const ht::Error& e) {
     std::fprintf(stderr, "error: %s\n", e.what());
     return 1;

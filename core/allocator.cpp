@@ -63,8 +63,11 @@ void* CachingAllocator::allocate(size_t bytes) {
   const std::lock_guard lock(mutex_);
   check(bytes < (size_t{1} << 62), "allocator: out of memory on ", device_, ": asked for ", bytes, " bytes");
   const size_t size = round_up(bytes, kAlign);
-  Block* block = take_free(size);
-  if (!block) block = grow(size, bytes);
+  const int pool = current_pool();
+  Block* block = take_free(size, pool);
+  if (!block) block = grow(size, bytes, pool);
+  if (block->ticket) wait_for(block->ticket);
+  block->ticket = 0;
   split(block, size);
   block->free = false;
   live_[block->ptr] = block;
@@ -82,31 +85,36 @@ void CachingAllocator::deallocate(void* ptr) noexcept {
   live_.erase(it);
   stats_.allocated -= block->size;
   block->free = true;
+  FreeBlocks& free = free_[block->pool];
   if (block->next && block->next->free) {
-    free_.erase(block->next);
+    free.erase(block->next);
     absorb_next(block);
   }
   if (block->prev && block->prev->free) {
     block = block->prev;
-    free_.erase(block);
+    free.erase(block);
     absorb_next(block);
   }
-  free_.insert(block);
+  free.insert(block);
   if (!kCache && !device_.is_cuda()) release_free_segments();
 }
 
-CachingAllocator::Block* CachingAllocator::take_free(size_t size) {
-  Block key{nullptr, size, true};
-  const auto it = free_.lower_bound(&key);
-  if (it == free_.end()) return nullptr;
+// The smallest block that fits and need not be waited for; else the smallest that fits.
+CachingAllocator::Block* CachingAllocator::take_free(size_t size, int pool) {
+  Block key{nullptr, size, true, pool};
+  FreeBlocks& free = free_[pool];
+  const auto first = free.lower_bound(&key);
+  auto it = std::find_if(first, free.end(), [&](const Block* b) { return is_done(b->ticket); });
+  if (it == free.end()) it = first;
+  if (it == free.end()) return nullptr;
   Block* block = *it;
   // A small tensor must not pin a large segment that a large tensor will soon need again.
   if (size < kSmall && block->size > kSegment && !block->prev && !block->next) return nullptr;
-  free_.erase(it);
+  free.erase(it);
   return block;
 }
 
-CachingAllocator::Block* CachingAllocator::grow(size_t size, size_t asked) {
+CachingAllocator::Block* CachingAllocator::grow(size_t size, size_t asked, int pool) {
   const bool cached = kCache || device_.is_cuda();
   const size_t segment = cached ? round_up(std::max(size, kSegment), kSegment) : size;
   const size_t bytes = cached ? segment : asked;  // exact without a cache, so that an overrun by one byte shows
@@ -124,7 +132,7 @@ CachingAllocator::Block* CachingAllocator::grow(size_t size, size_t asked) {
          limit_ ? str(" (limit ", mib(limit_), " MiB)") : "", "; use a smaller batch or model");
   }
   stats_.reserved += segment;
-  auto block = std::make_unique<Block>(Block{static_cast<char*>(p), segment, true});
+  auto block = std::make_unique<Block>(Block{static_cast<char*>(p), segment, true, pool});
   Block* raw = block.get();
   blocks_[raw] = std::move(block);
   return raw;
@@ -132,11 +140,12 @@ CachingAllocator::Block* CachingAllocator::grow(size_t size, size_t asked) {
 
 void CachingAllocator::split(Block* block, size_t size) {
   if (block->size - size < (size < kSmall ? kAlign : kSmall)) return;
-  auto rest = std::make_unique<Block>(Block{block->ptr + size, block->size - size, true, block, block->next});
+  auto rest = std::make_unique<Block>(
+      Block{block->ptr + size, block->size - size, true, block->pool, block->ticket, block, block->next});
   if (block->next) block->next->prev = rest.get();
   block->next = rest.get();
   block->size = size;
-  free_.insert(rest.get());
+  free_[block->pool].insert(rest.get());
   Block* raw = rest.get();
   blocks_[raw] = std::move(rest);
 }
@@ -144,19 +153,22 @@ void CachingAllocator::split(Block* block, size_t size) {
 void CachingAllocator::absorb_next(Block* block) {
   Block* gone = block->next;
   block->size += gone->size;
+  block->ticket = std::max(block->ticket, gone->ticket);
   block->next = gone->next;
   if (gone->next) gone->next->prev = block;
   blocks_.erase(gone);
 }
 
+// A pool's own segments stay: a graph may use them at any time.
 void CachingAllocator::release_free_segments() {
-  for (auto it = free_.begin(); it != free_.end();) {
+  FreeBlocks& free = free_[0];
+  for (auto it = free.begin(); it != free.end();) {
     Block* block = *it;
     if (block->prev || block->next) {
       ++it;
       continue;
     }
-    it = free_.erase(it);
+    it = free.erase(it);
     stats_.reserved -= block->size;
     system_free(block->ptr, block->size);
     blocks_.erase(block);
@@ -182,6 +194,39 @@ void CachingAllocator::set_limit(size_t bytes) {
   const std::lock_guard lock(mutex_);
   limit_ = bytes;
   if (limit_ && stats_.reserved > limit_) release_free_segments();
+}
+
+void CachingAllocator::keep_until(void* ptr, uint64_t ticket) {
+  const std::lock_guard lock(mutex_);
+  const auto it = live_.find(ptr);
+  if (it != live_.end()) it->second->ticket = std::max(it->second->ticket, ticket);
+}
+
+namespace {
+thread_local const CachingAllocator* entered = nullptr;
+thread_local int entered_pool = 0;
+}  // namespace
+
+int CachingAllocator::current_pool() const { return entered == this ? entered_pool : 0; }
+
+int CachingAllocator::new_pool() {
+  const std::lock_guard lock(mutex_);
+  return ++last_pool_;
+}
+
+void CachingAllocator::enter_pool(int pool) {
+  check(entered == nullptr, "allocator: this thread is in a pool already; leave it first");
+  entered = this, entered_pool = pool;
+}
+
+void CachingAllocator::leave_pool() { entered = nullptr, entered_pool = 0; }
+
+void CachingAllocator::retire_pool(int pool) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [raw, block] : blocks_)
+    if (block->pool == pool) block->pool = 0;
+  free_[0].merge(free_[pool]);
+  free_.erase(pool);
 }
 
 MemoryStats memory_stats(Device device) { return allocator_of(device).stats(); }

@@ -81,6 +81,12 @@ CudaContext& Context::cuda() {
   return *cuda_;
 }
 
+void Context::join() {
+#if defined(HT_CUDA)
+  if (cuda_) cuda_->join();
+#endif
+}
+
 void Context::synchronize() {
 #if defined(HT_CUDA)
   if (cuda_) synchronize_cuda(*cuda_);

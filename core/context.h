@@ -35,6 +35,7 @@ class Context {
   bool is_cuda() const { return device_.is_cuda(); }
   Generator& generator() { return generator_; }
   CudaContext& cuda();  // throws Error on a CPU context
+  void join();          // on CUDA: what is queued from now on waits for parameter gradients that run beside
   void synchronize();   // waits for all work queued by this thread; nothing to do on the CPU
 
   explicit Context(Device device);

@@ -20,9 +20,10 @@ struct GemmProblem {
   bool bias = false, relu = false;
 };
 
-// Queues the product on the main lane. The first call of a problem times the heuristics' algorithms (tune mode) and
-// keeps the fastest, on disk too. `bias` is [n] of dtype `out`, or null. Throws Error when no algorithm takes the
+// Queues the product on `lane`, one of ctx. The first call of a problem times the heuristics' algorithms (tune mode)
+// and keeps the fastest, on disk too. `bias` is [n] of dtype `out`, or null. Throws Error when no algorithm takes the
 // problem.
-void cublaslt_gemm(Context& ctx, const GemmProblem& problem, const void* a, const void* b, const void* bias, void* c);
+void cublaslt_gemm(Context& ctx, CudaLane& lane, const GemmProblem& problem, const void* a, const void* b,
+                   const void* bias, void* c);
 
 }  // namespace ht

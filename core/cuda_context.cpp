@@ -2,10 +2,6 @@
 
 #include <cublasLt.h>
 
-#include <map>
-#include <mutex>
-
-#include "core/caching_allocator.h"
 #include "core/context.h"
 #include "core/copy.h"
 #include "core/cuda_check.h"
@@ -14,49 +10,6 @@
 namespace ht {
 
 namespace {
-// Makes a device current for a scope: contexts of several devices may live on one thread.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device) {
-    HT_CUDA_CALL(cudaGetDevice(&before_));
-    HT_CUDA_CALL(cudaSetDevice(device));
-  }
-  ~DeviceGuard() { cudaSetDevice(before_); }
-
- private:
-  int before_ = 0;
-};
-
-class CudaAllocator final : public CachingAllocator {
- public:
-  explicit CudaAllocator(int index) : CachingAllocator(Device::cuda(index)), index_(index) {}
-
- protected:
-  void* system_allocate(size_t bytes) override {
-    const DeviceGuard guard(index_);
-    // Legal inside a stream capture too: cudaMalloc is no stream operation.
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    HT_CUDA_CALL(cudaThreadExchangeStreamCaptureMode(&mode));
-    void* p = nullptr;
-    const cudaError_t status = cudaMalloc(&p, bytes);
-    cudaThreadExchangeStreamCaptureMode(&mode);
-    if (status == cudaErrorMemoryAllocation) {
-      cudaGetLastError();
-      return nullptr;
-    }
-    cuda_check(status, "cudaMalloc", __FILE__, __LINE__);
-    return p;
-  }
-  void system_free(void* ptr, size_t) noexcept override {
-    cudaFree(ptr);  // waits for the device: nobody uses the block any more
-    cudaGetLastError();
-  }
-  size_t system_available() const override { return cuda_memory(index_).free; }
-
- private:
-  int index_;
-};
-
 CudaLane make_lane(CudaStream stream) {
   CudaLane lane;
   lane.stream = stream;
@@ -75,16 +28,6 @@ void check_versions() {
 }
 }  // namespace
 
-CachingAllocator& cuda_allocator(int index) {
-  static std::mutex mutex;
-  // Leaked on purpose: a CUDA call in a static destructor would find the driver gone.
-  static auto& allocators = *new std::map<int, CudaAllocator*>;
-  const std::lock_guard lock(mutex);
-  auto& slot = allocators[index];
-  if (!slot) slot = new CudaAllocator(index);
-  return *slot;
-}
-
 int cuda_device_count() {
   int n = 0;
   if (cudaGetDeviceCount(&n) != cudaSuccess) {
@@ -94,23 +37,10 @@ int cuda_device_count() {
   return n;
 }
 
-CudaStream cuda_main_stream(int device) {
-  static std::mutex mutex;
-  static auto& streams = *new std::map<int, CudaStream>;
-  const std::lock_guard lock(mutex);
-  auto& stream = streams[device];
-  if (!stream) {
-    const DeviceGuard guard(device);
-    int low = 0, high = 0;
-    HT_CUDA_CALL(cudaDeviceGetStreamPriorityRange(&low, &high));
-    HT_CUDA_CALL(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, high));
-  }
-  return stream;
-}
-
 void* CudaLane::workspace_of(size_t bytes, int device) {
   if (bytes == 0) return nullptr;
   if (!workspace.defined() || workspace.bytes() < bytes) {
+    HT_CUDA_CALL(cudaStreamSynchronize(stream));
     workspace = {};  // give the old one back first
     workspace = Tensor::empty({static_cast<int64_t>(bytes)}, DType::u8, Device::cuda(device));
   }
@@ -131,10 +61,8 @@ std::shared_ptr<CudaContext> make_cuda_context(int device) {
   check(kernels_run_here(), "context: this build has kernels for sm_", HT_CUDA_ARCHITECTURES, ", but ",
         context->gpu_name, " is sm_", context->compute,
         "; configure with -DCMAKE_CUDA_ARCHITECTURES=", context->compute);
-  context->main = make_lane(cuda_main_stream(device));
-  CudaStream side = nullptr;
-  HT_CUDA_CALL(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking));
-  context->side = make_lane(side);
+  context->main = make_lane(cuda_streams(device).main);
+  context->side = make_lane(cuda_streams(device).side);
   HT_CUDA_CALL(cudaEventCreateWithFlags(&context->order_event, cudaEventDisableTiming));
   const cublasStatus_t status = cublasLtCreate(&context->cublas_lt);
   check(status == CUBLAS_STATUS_SUCCESS, "cublasLtCreate: ", cublasLtGetStatusString(status));
@@ -151,7 +79,6 @@ CudaContext::~CudaContext() {
   for (CudaLane* lane : {&main, &side})
     if (lane->cudnn) cudnnDestroy(lane->cudnn);
   if (order_event) cudaEventDestroy(order_event);
-  if (side.stream) cudaStreamDestroy(side.stream);
 }
 
 void* CudaContext::zeros_of(size_t bytes) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
 
@@ -42,6 +43,15 @@ struct CudaContext {
   CudaStream stream() const { return main.stream; }
   // Order between the lanes: what was queued on `before` so far happens before what is queued on `after` from now on.
   void order(const CudaLane& before, const CudaLane& after);
+  // Queues work(side) beside the main chain, after what main has queued so far. `used` is what it reads and writes:
+  // their memory is not given to others before it is done. join() makes main wait for all such work.
+  template <class F>
+  void beside(std::initializer_list<Tensor> used, F&& work) {
+    order(main, side);
+    work(side);
+    keep(used);
+  }
+  void join();
 
   CudaContext() = default;
   ~CudaContext();
@@ -51,6 +61,8 @@ struct CudaContext {
   CUevent_st* order_event = nullptr;
 
  private:
+  void keep(std::initializer_list<Tensor> used);
+
   Tensor zeros_;
 };
 
@@ -58,8 +70,23 @@ struct CudaContext {
 std::shared_ptr<CudaContext> make_cuda_context(int device);
 void synchronize_cuda(CudaContext& context);
 
-// The stream that all tensors of a device are ordered by (one a device and process).
-CudaStream cuda_main_stream(int device);
+// Of a device, for the whole process: all tensors are ordered by the main one, which has priority.
+struct CudaStreams {
+  CudaStream main = nullptr, side = nullptr;
+};
+const CudaStreams& cuda_streams(int device);
+
+// Makes a device current for a scope: contexts of several devices may live on one thread.
+class CudaDeviceGuard {
+ public:
+  explicit CudaDeviceGuard(int device);
+  ~CudaDeviceGuard();
+  CudaDeviceGuard(const CudaDeviceGuard&) = delete;
+  CudaDeviceGuard& operator=(const CudaDeviceGuard&) = delete;
+
+ private:
+  int before_ = 0;
+};
 
 // Compiled and loaded versions, one a line: CUDA, driver, cuDNN, cuBLASLt, GPU.
 std::string cuda_versions();

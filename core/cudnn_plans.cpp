@@ -277,6 +277,7 @@ std::unique_ptr<BackendPlan> search(CudaContext& cuda, const std::string& what, 
                                     const std::vector<CudnnGraph>& forms, const std::vector<void*>& pointers) {
   const size_t first = tune_mode() == TuneMode::full ? 40 : tune_mode() == TuneMode::fast ? 6 : 2;
   const WorkspaceOfSearch workspace(cuda.main);
+  cuda.join();  // nothing beside what is timed
   std::string why = "none offered";
   for (const size_t most : {first, size_t{40}, size_t{200}})  // further ones only while none works
     if (auto best = fastest(cuda, dtype, rules, forms, most, pointers, why)) return best;

@@ -7,6 +7,7 @@
 #include <ostream>
 
 #include "core/allocator.h"
+#include "core/captured_step.h"
 #include "core/copy.h"
 #include "core/parallel.h"
 
@@ -95,6 +96,8 @@ Tensor Tensor::uniform(const Shape& shape, PhiloxStream stream, double low, doub
   });
   return t;
 }
+
+void* Tensor::storage_data() const { return storage_ ? storage_->ptr : nullptr; }
 
 Device Tensor::device() const { return storage_ ? storage_->device : Device::cpu(); }
 
@@ -204,7 +207,12 @@ void Tensor::zero_() const { fill_(0); }
 
 uint64_t Tensor::version() const { return storage_ ? storage_->version.load(std::memory_order_relaxed) : 0; }
 void Tensor::bump_version() const {
-  if (storage_) storage_->version.fetch_add(1, std::memory_order_relaxed);
+  if (!storage_) return;
+  storage_->version.fetch_add(1, std::memory_order_relaxed);
+  if (is_recording())
+    on_replay([weak = std::weak_ptr(storage_)] {
+      if (const auto storage = weak.lock()) storage->version.fetch_add(1, std::memory_order_relaxed);
+    });
 }
 bool Tensor::unique() const { return storage_.use_count() == 1; }
 

@@ -60,6 +60,7 @@ class Tensor {
   TensorSpec spec() const { return {shape_, dtype_}; }
 
   void* data() const { return data_; }
+  void* storage_data() const;  // where the storage begins, of which this may be a part
   // Typed pointer to the first element; throws Error when T is not the tensor's dtype.
   template <class T>
   T* data() const {

@@ -63,8 +63,9 @@ struct Conv2d final : Op {
   Grads backward(Context& ctx, const Tensor& dy, const std::vector<bool>& needs) override {
     const Tensor &x = *x_, &w = *w_;
     Grads grads(needs.size());
+    // The weight's first: on CUDA it runs beside the data's and all that follows from that.
+    if (needs[1]) weight_gradient(ctx, dy, grads[1] = Tensor::empty_like(w), needs[0]);
     if (needs[0]) data_gradient(ctx, dy, grads[0] = Tensor::empty_like(x));
-    if (needs[1]) weight_gradient(ctx, dy, grads[1] = Tensor::empty_like(w));
     if (needs.size() > 2 && needs[2]) {
       grads[2] = Tensor::empty(Shape{w.dim(0)}, dy.dtype(), dy.device());
       sum_rows(ctx, dy, grads[2]);
@@ -100,10 +101,10 @@ struct Conv2d final : Op {
     conv2d_dgrad_cpu(s, dy, *w_, dx);
   }
 
-  void weight_gradient(Context& ctx, const Tensor& dy, const Tensor& dw) const {
+  void weight_gradient(Context& ctx, const Tensor& dy, const Tensor& dw, bool beside) const {
     const Conv2dShape s = shape_of(*x_, *w_);
     if constexpr (kCudaBuild) {
-      if (ctx.is_cuda()) return conv2d_wgrad_cuda(ctx, s, dy, *x_, dw);
+      if (ctx.is_cuda()) return conv2d_wgrad_cuda(ctx, s, dy, *x_, dw, beside);
     }
     if (s.pointwise())
       return gemm(ctx, {.m = s.out, .n = s.in, .k = s.n * s.h * s.w, .transpose_a = true}, dy, *x_, dw);

@@ -27,6 +27,8 @@ void conv2d_wgrad_cpu(const Conv2dShape& s, const Tensor& dy, const Tensor& x, c
 void conv2d_forward_cuda(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& weight, const Tensor& bias,
                          const Tensor& y);
 void conv2d_dgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, const Tensor& weight, const Tensor& dx);
-void conv2d_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, const Tensor& x, const Tensor& dweight);
+// `beside`: beside the main chain, where that is possible.
+void conv2d_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, const Tensor& x, const Tensor& dweight,
+                       bool beside);
 
 }  // namespace ht

@@ -37,11 +37,14 @@ std::string describe(ConvKind kind, const Conv2dShape& s, const Tensor& x, const
              ", padding ", s.padding, ", dilation ", s.dilation);
 }
 
-void run(Context& ctx, ConvKind kind, const Conv2dShape& s, const Tensor& x, const Tensor& w, const Tensor& y) {
+void run(Context& ctx, ConvKind kind, const Conv2dShape& s, const Tensor& x, const Tensor& w, const Tensor& y,
+         bool beside = false) {
   const std::vector<void*> pointers{x.data(), w.data(), y.data()};
   const auto plan = best_plan(
       ctx, describe(kind, s, x, w), s.n, x.dtype(), [&] { return forms(kind, s, x, w, y); }, pointers);
-  plan->execute(ctx.cuda().main, ctx.cuda().device, pointers);
+  CudaContext& cuda = ctx.cuda();
+  const auto execute = [&](CudaLane& lane) { plan->execute(lane, cuda.device, pointers); };
+  beside ? cuda.beside({x, w, y}, execute) : execute(cuda.main);
 }
 
 int64_t round8(int64_t n) { return (n + 7) / 8 * 8; }
@@ -62,8 +65,10 @@ void run_padded(Context& ctx, ConvKind kind, Conv2dShape s, const Tensor& x, con
   if (kind == ConvKind::weight_gradient) copy_channels_cuda(ctx, wide_w.rows(0, w.dim(0)), w);
 }
 
-void run_any(Context& ctx, ConvKind kind, const Conv2dShape& s, const Tensor& x, const Tensor& w, const Tensor& y) {
-  if (s.in % 8 == 0 && s.out % 8 == 0) return run(ctx, kind, s, x, w, y);
+// `beside`: where nothing has to be prepared.
+void run_any(Context& ctx, ConvKind kind, const Conv2dShape& s, const Tensor& x, const Tensor& w, const Tensor& y,
+             bool beside = false) {
+  if (s.in % 8 == 0 && s.out % 8 == 0) return run(ctx, kind, s, x, w, y, beside);
   thread_local std::set<std::string> padded;  // problems that have no plan of their own
   const std::string key = describe(kind, s, x, w);
   if (!padded.contains(key)) {
@@ -118,13 +123,15 @@ void conv2d_dgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, con
   });
 }
 
-void conv2d_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, const Tensor& x, const Tensor& dweight) {
+void conv2d_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, const Tensor& x, const Tensor& dweight,
+                       bool beside) {
   if (s.n == 0) return dweight.zero_();
   if (s.pointwise())
-    return gemm(ctx, {.m = s.out, .n = s.in, .k = s.n * s.h * s.w, .transpose_a = true}, dy, x, dweight);
+    return gemm(ctx, {.m = s.out, .n = s.in, .k = s.n * s.h * s.w, .transpose_a = true, .beside = beside}, dy, x,
+                dweight);
   Tensor sum;
   for_parts(s, aligned(x), aligned(dy), [&](const Conv2dShape& part, const Tensor& px, const Tensor& py) {
-    if (part.n == s.n) return run_any(ctx, ConvKind::weight_gradient, part, px, dweight, py);
+    if (part.n == s.n) return run_any(ctx, ConvKind::weight_gradient, part, px, dweight, py, beside);
     const Tensor share = Tensor::empty_like(dweight);
     run_any(ctx, ConvKind::weight_gradient, part, px, share, py);
     if (!sum) sum = Tensor::zeros(dweight.shape(), DType::f32, dweight.device());

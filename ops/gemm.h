@@ -14,6 +14,7 @@ struct GemmShape {
   int64_t m = 0, n = 0, k = 0;
   bool transpose_a = false, transpose_b = false;
   int64_t batch = 1;
+  bool beside = false;  // on CUDA: beside the main chain, for gradients of parameters
 };
 // bias [n], when defined, is added to every row. The CPU splits y into tiles that depend on the shape only, so the
 // thread count does not change a bit of the result.

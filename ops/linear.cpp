@@ -40,13 +40,13 @@ struct Linear final : Op {
   Grads backward(Context& ctx, const Tensor& dy, const std::vector<bool>& needs) override {
     const Tensor &x = *x_, &w = *w_;
     Grads grads(needs.size());
+    if (needs[1]) {
+      grads[1] = Tensor::empty_like(w);
+      gemm(ctx, {.m = w.dim(0), .n = w.dim(1), .k = rows(x), .transpose_a = true, .beside = needs[0]}, dy, x, grads[1]);
+    }
     if (needs[0]) {
       grads[0] = Tensor::empty_like(x);
       gemm(ctx, {.m = rows(x), .n = w.dim(1), .k = w.dim(0)}, dy, w, grads[0]);
-    }
-    if (needs[1]) {
-      grads[1] = Tensor::empty_like(w);
-      gemm(ctx, {.m = w.dim(0), .n = w.dim(1), .k = rows(x), .transpose_a = true}, dy, x, grads[1]);
     }
     if (needs.size() > 2 && needs[2]) {
       grads[2] = Tensor::empty(Shape{w.dim(0)}, dy.dtype(), dy.device());
