@@ -47,7 +47,7 @@ void Autocast::uninstall() {
   set_input_hook(stack.empty() ? below : stack.back());
 }
 
-void Autocast::cast_input(const Op& op, const Rule& rule, std::vector<Var>& inputs, size_t i, DType to) {
+void Autocast::cast_input(const OpInfo& op, std::vector<Var>& inputs, size_t i, DType to) {
   const Var x = inputs[i];
   if (x.dtype() == to) return;
   const std::string& name = x.state()->name;
@@ -57,7 +57,9 @@ void Autocast::cast_input(const Op& op, const Rule& rule, std::vector<Var>& inpu
   inputs[i] = parameter ? cast_parameter(x, to) : cast(x, to);
   if (!tracing_) return;
   const size_t elements = static_cast<size_t>(x.value().numel());
-  trace_.push_back({std::string(op.name()), i, name, x.dtype(), to, rule,
+  Rule rule = policy_.rule(op);
+  if (is_kept(op, i)) rule.reason = "this input is FP32 always";
+  trace_.push_back({std::string(op.name), i, name, x.dtype(), to, std::move(rule),
                     cached ? 0 : elements * (size_of(x.dtype()) + size_of(to)), cached});
 }
 
@@ -65,27 +67,28 @@ void Autocast::before(const Op& op, std::vector<Var>& inputs) {
   if (observer_) observer_();
   if (disabled > 0) return;
   const OpInfo& info = op.info();
-  const Rule rule = policy_.rule(info);
+  const AmpTag tag = policy_.tag(info);
   // Of the inputs that go by the tag: floating ones, and none are cast when one is f64, which is wider than any rule.
   bool any = false;
   DType widest = DType::bf16;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i] || !is_floating(inputs[i].dtype())) continue;
     if (is_kept(info, i)) {
-      if (is_half(inputs[i].dtype())) cast_input(op, {rule.tag, "this input is FP32 always"}, inputs, i, DType::f32);
+      if (is_half(inputs[i].dtype())) cast_input(info, inputs, i, DType::f32);
       continue;
     }
     widest = any ? wider(widest, inputs[i].dtype()) : inputs[i].dtype();
     any = true;
   }
-  if (!casts_ops_ || !any || rule.tag == AmpTag::leave) return;
-  if (widest == DType::f64 && rule.tag != AmpTag::promote) return;
-  const DType to = rule.tag == AmpTag::allow ? half_ : rule.tag == AmpTag::promote ? widest : DType::f32;
+  if (!casts_ops_ || !any || tag == AmpTag::leave) return;
+  if (widest == DType::f64 && tag != AmpTag::promote) return;
+  const DType to = tag == AmpTag::allow ? half_ : tag == AmpTag::promote ? widest : DType::f32;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i] || !is_floating(inputs[i].dtype()) || is_kept(info, i)) continue;
-    check(rule.tag != AmpTag::forbid || !is_half(inputs[i].dtype()), op.name(),
-          ": forbidden in half precision: ", rule.reason, " (", Named{str("input ", i), inputs[i].value()}, ")");
-    cast_input(op, rule, inputs, i, to);
+    if (tag == AmpTag::forbid && is_half(inputs[i].dtype()))
+      fail(op.name(), ": forbidden in half precision: ", policy_.rule(info).reason, " (",
+           Named{str("input ", i), inputs[i].value()}, ")");
+    cast_input(info, inputs, i, to);
   }
 }
 

@@ -50,7 +50,7 @@ class Autocast final : public InputHook {
   std::vector<CastRecord> take_trace();
 
  private:
-  void cast_input(const Op& op, const Rule& rule, std::vector<Var>& inputs, size_t i, DType to);
+  void cast_input(const OpInfo& op, std::vector<Var>& inputs, size_t i, DType to);
 
   Policy policy_;
   DType half_;

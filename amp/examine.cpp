@@ -65,7 +65,7 @@ class Rewind {
     for (const Var& b : buffers_) saved_.push_back(b.value().clone());
     for (const Var& p : amp.parameters()) {
       VarState& s = *p.state();
-      states_.push_back({s.value, s.twin, s.grad, s.twin_version, s.grad_scaled});
+      states_.push_back({s.value, s.twin, s.grad, s.twin_lag, s.grad_scaled});
     }
   }
   ~Rewind() {
@@ -74,7 +74,7 @@ class Rewind {
     for (size_t i = 0; i < states_.size(); ++i) {
       VarState& s = *amp_.parameters()[i].state();
       s.value = states_[i].value, s.twin = states_[i].twin, s.grad = states_[i].grad;
-      s.twin_version = states_[i].twin_version, s.grad_scaled = states_[i].grad_scaled;
+      s.twin_lag = states_[i].twin_lag, s.grad_scaled = states_[i].grad_scaled;
     }
   }
   Rewind(const Rewind&) = delete;
@@ -90,7 +90,7 @@ class Rewind {
  private:
   struct State {
     Tensor value, twin, grad;
-    uint64_t twin_version;
+    uint64_t twin_lag;
     bool grad_scaled;
   };
   Generator& generator() const { return Context::of(amp_.parameters().front().device()).generator(); }

@@ -82,10 +82,15 @@ Rule Policy::rule(const OpInfo& op) const {
   return it != rules_.end() ? it->second : Rule{op.tag, std::string(op.reason)};
 }
 
+AmpTag Policy::tag(const OpInfo& op) const {
+  const auto it = rules_.find(op.name);
+  return it != rules_.end() ? it->second.tag : op.tag;
+}
+
 std::vector<std::string> Policy::names(AmpTag tag) const {
   std::vector<std::string> names;
   for (const OpInfo* op : all_ops())
-    if (rule(*op).tag == tag) names.emplace_back(op->name);
+    if (this->tag(*op) == tag) names.emplace_back(op->name);
   return names;
 }
 

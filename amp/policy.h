@@ -29,6 +29,7 @@ class Policy {
 
   // The user's rule, else the op's own. An op that is not in the registry has its own, too.
   Rule rule(const OpInfo& op) const;
+  AmpTag tag(const OpInfo& op) const;  // of that rule, without copying its reason
   bool overrides(std::string_view op) const { return rules_.contains(op); }
   bool empty() const { return rules_.empty(); }
   // The ops of a list, in the registry's order.

@@ -56,9 +56,7 @@ void Var::zero_grad() const {
   state_->grad_scaled = false;
 }
 
-bool Var::has_half_copy(DType dtype) const {
-  return state_->twin.defined() && state_->twin.dtype() == dtype && state_->twin_version == value().version();
-}
+bool Var::has_half_copy(DType dtype) const { return state_->twin_agrees() && state_->twin.dtype() == dtype; }
 
 Tensor Var::half_copy(DType dtype) const {
   check(is_leaf() && is_half(dtype) && value().dtype() == DType::f32,
@@ -66,10 +64,10 @@ Tensor Var::half_copy(DType dtype) const {
   VarState& s = *state_;
   if (!s.twin.defined() || s.twin.dtype() != dtype) {
     s.twin = s.value.to(dtype);
-  } else if (s.twin_version != s.value.version()) {
+  } else if (!s.twin_agrees()) {
     s.twin.copy_(s.value);
   }
-  s.twin_version = s.value.version();
+  s.mark_twin();
   return s.twin;
 }
 
@@ -80,33 +78,33 @@ void Var::set_half_with_master(DType dtype) const {
   set_value(master.to(dtype));
   zero_grad();
   state_->twin = std::move(master);
-  state_->twin_version = value().version();
+  state_->mark_twin();
 }
 
 const Tensor& Var::master() const {
   const Tensor& v = value();
   if (!is_half(v.dtype()) || !state_->twin.defined()) return v;
-  if (state_->twin_version != v.version()) {
+  if (!state_->twin_agrees()) {
     state_->twin.copy_(v);
-    state_->twin_version = v.version();
+    state_->mark_twin();
   }
   return state_->twin;
 }
 
 void Var::to(Device device) const {
   const Tensor twin = state_->twin;
-  const bool fresh = twin.defined() && state_->twin_version == value().version();
+  const bool fresh = state_->twin_agrees();
   set_value(value().to(device));
   if (!fresh) return;
   state_->twin = twin.to(device);
-  state_->twin_version = value().version();
+  state_->mark_twin();
 }
 
 void Var::load(const Tensor& from) const {
   value().copy_(from);
   if (!is_half(dtype()) || !state_->twin.defined()) return;
   state_->twin.copy_(from);
-  state_->twin_version = value().version();
+  state_->mark_twin();
 }
 
 void Var::backward(const Tensor& seed, bool retain_graph) const {

@@ -83,10 +83,13 @@ struct VarState {
   std::shared_ptr<Tape> tape;  // non-leaves own their tape
   int node = -1;
 
-  // The same numbers in the other precision: the half copy of an FP32 value, or the FP32 master of a half one. It
-  // agrees with `value` while twin_version is value's version.
+  // The same numbers in the other precision: the half copy of an FP32 value, or the FP32 master of a half one. Whoever
+  // writes both raises both versions, so they agree while the versions are as far apart as when they were made to: a
+  // write to `value` alone shows.
   Tensor twin;
-  uint64_t twin_version = 0;
+  uint64_t twin_lag = 0;
+  bool twin_agrees() const { return twin.defined() && value.version() - twin.version() == twin_lag; }
+  void mark_twin() { twin_lag = value.version() - twin.version(); }
   std::shared_ptr<VarState> widened_from;  // a cast to a wider dtype remembers the half Var, to give it back
 };
 

@@ -26,7 +26,8 @@ Var abs(const Var& x);  // gradient 0 at 0
 Var pow(const Var& x, double exponent);
 Var scale(const Var& x, double factor);            // factor * x
 Var clamp(const Var& x, double low, double high);  // gradient 1 inside [low, high], else 0
-// The gradient comes back in x's dtype. Narrowing what cast widened gives the half Var itself: no such pair is recorded.
+// The gradient comes back in x's dtype. Narrowing what cast widened gives the half Var itself: no such pair is
+// recorded.
 Var cast(const Var& x, DType dtype);
 // The half copy of an FP32 parameter (Var::half_copy): no kernel while it is fresh. Its gradient stays half.
 Var cast_parameter(const Var& parameter, DType dtype);

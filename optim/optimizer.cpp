@@ -162,11 +162,7 @@ void Optimizer::finish_step(std::span<const UpdateItem> items, const GradRule& r
     for (const Tensor& buffer : item.buffers) buffer.bump_version();
   }
   for (const Group& g : groups_)
-    for (const Var& p : g.params) {
-      VarState& state = *p.state();
-      state.grad_scaled = false;
-      if (state.grad.defined() && state.twin.defined()) state.twin_version = state.value.version();
-    }
+    for (const Var& p : g.params) p.state()->grad_scaled = false;
   LossScaler* scaler = control ? control->scaler.get() : nullptr;
   const int count = scaler ? scaler->count() : 0;
   const bool scaled = scaler && scaler->scaled();

@@ -151,7 +151,7 @@ void inject(Device device, const amp::Options& options, O make) {
       p.load(weights[0]);
       if (weights[1]) {
         p.state()->twin.copy_(weights[1]);
-        p.state()->twin_version = p.value().version();
+        p.state()->mark_twin();
       }
     }
     REQUIRE_MESSAGE(t.optimizer->record().skips == skips + 1, "kind ", where, " run ", run);

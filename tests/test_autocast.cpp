@@ -182,6 +182,10 @@ TEST_CASE("half copies: one cast an update, shown as cached, refreshed after any
   CHECK(w.half_copy(DType::f16).at(0) == 0.5);
   CHECK(contains(error_of([&] { sum(first).backward(); }), "a saved tensor was written after forward"));
 
+  w.value().bump_version();  // both written, as an optimizer and the replay of its step do
+  copy.bump_version();
+  CHECK(w.has_half_copy(DType::f16));
+
   w.set_value(Tensor::full({2, 3}, 2));  // another tensor
   CHECK(w.half_copy(DType::f16).at(0) == 2);
   CHECK(w.half_copy(DType::bf16).dtype() == DType::bf16);
