@@ -15,8 +15,9 @@ namespace ht {
 class CapturedStep {
  public:
   // Gets copies of the inputs that stay where they are. For the same shapes it must queue the same work each time, and
-  // it may not read a value back (item(), to(cpu)). What outlives it (a loss that the caller keeps, gradients) stays
-  // where it is too, and each replay writes it again.
+  // it may not read a value back (item(), to(cpu)). Only work on the device is repeated, so results leave it by a write
+  // to a tensor made before (loss_of_step.copy_(loss.value())). Gradients stay where they are, and each replay writes
+  // them again.
   using Step = std::function<void(std::span<const Tensor> inputs)>;
 
   // `warm_up`: calls before the recording, at least 1, so that every plan is found and every buffer made. Inputs of

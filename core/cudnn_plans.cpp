@@ -3,6 +3,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -230,43 +231,49 @@ class WorkspaceOfSearch {
   Tensor own_;
 };
 
-// The fastest of at most `most` plans of each form, or the first that works when nothing is to be timed; null: none.
+// The fastest of at least `most` plans of each form that work within the rules, as far as there are so many among the
+// heuristics' first `offered`; the first that works when nothing is to be timed; null: none.
 std::unique_ptr<BackendPlan> fastest(CudaContext& cuda, DType dtype, const PlanRules& rules,
-                                     const std::vector<CudnnGraph>& forms, size_t most,
+                                     const std::vector<CudnnGraph>& forms, size_t most, size_t offered,
                                      const std::vector<void*>& pointers, std::string& why) {
   std::unique_ptr<BackendPlan> best;
   float best_us = 0;
-  for (const CudnnGraph& form : forms) {
-    std::vector<std::unique_ptr<BackendPlan>> plans;
+  const auto time_of = [&](const BackendPlan& plan) -> std::optional<float> {
+    if (plan.workspace() > rules.workspace_limit) {
+      why = str("a plan needs ", plan.workspace(), " bytes of workspace, the limit is ", rules.workspace_limit);
+      return {};
+    }
+    const auto run = [&] { plan.execute(cuda.main, cuda.device, pointers); };
     try {
-      const Descriptor graph = operation_graph(cuda.main.cudnn, form);
-      std::vector<Candidate> candidates;
-      collect(graph, dtype, rules, most, candidates, why);
-      plans = make_plans(cuda, candidates.size(), 1, why, [&](size_t i, cudnnHandle_t handle) {
-        return BackendPlan::build(handle, candidates[i], form.state().real_uids);
-      });
+      if (tune_mode() != TuneMode::off) return time_on_device(cuda, run, best_us);
+      run();
+      synchronize_cuda(cuda);
+      return 1;
+    } catch (const Error& e) {  // refused at run time: the others remain
+      why = e.what();
+      return {};
+    }
+  };
+  for (const CudnnGraph& form : forms) {
+    std::vector<Candidate> candidates;
+    try {
+      collect(operation_graph(cuda.main.cudnn, form), dtype, rules, offered, candidates, why);
     } catch (const Error& e) {
       why = e.what();
     }
-    for (auto& plan : plans) {
-      if (!plan) continue;
-      if (plan->workspace() > rules.workspace_limit) {
-        why = str("a plan needs ", plan->workspace(), " bytes of workspace, the limit is ", rules.workspace_limit);
-        continue;
-      }
-      const auto run = [&] { plan->execute(cuda.main, cuda.device, pointers); };
-      try {
-        if (tune_mode() == TuneMode::off) {
-          run();
-          synchronize_cuda(cuda);
-          return std::move(plan);
-        }
-        const float us = time_on_device(cuda, run, best_us);
-        if (best && us >= best_us) continue;
+    size_t working = 0;
+    for (size_t begin = 0; begin < candidates.size() && working < most; begin += most) {
+      auto plans = make_plans(cuda, std::min(most, candidates.size() - begin), 1, why, [&](size_t i, cudnnHandle_t h) {
+        return BackendPlan::build(h, candidates[begin + i], form.state().real_uids);
+      });
+      for (auto& plan : plans) {
+        const auto us = plan ? time_of(*plan) : std::nullopt;
+        if (!us) continue;
+        ++working;
+        if (tune_mode() == TuneMode::off) return std::move(plan);
+        if (best && *us >= best_us) continue;
         best = std::move(plan);
-        best_us = us;
-      } catch (const Error& e) {  // refused at run time: the others remain
-        why = e.what();
+        best_us = *us;
       }
     }
   }
@@ -279,8 +286,8 @@ std::unique_ptr<BackendPlan> search(CudaContext& cuda, const std::string& what, 
   const WorkspaceOfSearch workspace(cuda.main);
   cuda.join();  // nothing beside what is timed
   std::string why = "none offered";
-  for (const size_t most : {first, size_t{40}, size_t{200}})  // further ones only while none works
-    if (auto best = fastest(cuda, dtype, rules, forms, most, pointers, why)) return best;
+  for (const size_t offered : {size_t{40}, size_t{200}})  // further ones only while none works
+    if (auto best = fastest(cuda, dtype, rules, forms, first, offered, pointers, why)) return best;
   fail(what, ": cuDNN has no plan for this problem (", why, ")");
 }
 

@@ -31,12 +31,13 @@ Run train(Device device, bool captured, const std::vector<int64_t>& sizes) {
   model.to(device);
   optim::Sgd sgd(model.parameters(), {.lr = 0.02, .momentum = 0.9, .nesterov = true});
   sgd.set_schedule(optim::cosine_lr(20), 20);
-  Var loss;
+  const Tensor loss_of_step = Tensor::zeros({}, DType::f32, device);
   const auto step = [&](std::span<const Tensor> in) {
     sgd.zero_grad();
-    loss = cross_entropy(model(in[0]), in[1]);
+    const Var loss = cross_entropy(model(in[0]), in[1]);
     loss.backward();
     sgd.step();
+    loss_of_step.copy_(loss.value());
   };
   CapturedStep graph(device, step, 2);
   Run run;
@@ -50,7 +51,7 @@ Run train(Device device, bool captured, const std::vector<int64_t>& sizes) {
     } else {
       step(std::vector{x, y});
     }
-    run.losses.push_back(loss.item());
+    run.losses.push_back(loss_of_step.item());
   }
   run.state = model.state_dict();
   for (const auto& [key, value] : sgd.state_dict()) run.state["sgd." + key] = value;
