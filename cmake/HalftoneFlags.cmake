@@ -1,5 +1,6 @@
 # Compiler flags of everything built here. None of them is exported to a user of the library, and none relaxes
-# floating-point results: -fno-math-errno only lets sqrt and friends skip errno (tests/test_floating_point.cpp).
+# floating-point results: -fno-math-errno only lets sqrt and friends skip errno, -fno-trapping-math only lets loops with a
+# selection vectorise, computing both sides (tests/test_floating_point.cpp).
 include(CheckCXXCompilerFlag)
 
 set(HT_NATIVE_FLAGS "")
@@ -32,7 +33,7 @@ if(HALFTONE_SANITIZE)
 endif()
 
 function(ht_target_defaults target)
-  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-fno-math-errno;${HT_NATIVE_FLAGS}>")
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-fno-math-errno;-fno-trapping-math;${HT_NATIVE_FLAGS}>")
   if(HT_USE_CUDA)
     target_compile_options(${target} PRIVATE
       "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra;--expt-relaxed-constexpr;--extended-lambda;-lineinfo>")

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "core/dtype.h"
+#include "ops/float_math.h"
 
 namespace ht::fn {
 
@@ -30,7 +31,7 @@ struct Sigmoid {
   static constexpr Saves saves = Saves::y;
   template <class T>
   HT_HD T f(T x) const {
-    const T e = std::exp(-std::abs(x));  // never overflows; the small tail keeps its relative precision
+    const T e = fn::exp(-std::abs(x));  // never overflows; the small tail keeps its relative precision
     const T p = T(1) / (T(1) + e);
     return x < T(0) ? e * p : p;
   }
@@ -44,7 +45,7 @@ struct Tanh {
   static constexpr Saves saves = Saves::y;
   template <class T>
   HT_HD T f(T x) const {
-    return std::tanh(x);
+    return fn::tanh(x);
   }
   template <class T>
   HT_HD T dx(T dy, T y) const {
@@ -61,17 +62,13 @@ struct Gelu {
     return p == T(0) ? T(0) : x * p;
   }
   template <class T>
-  HT_HD static T cdf(T x) {
-    return T(0.5) * std::erfc(T(-0.70710678118654752440) * x);  // erfc: no cancellation in the negative tail
-  }
-  template <class T>
   HT_HD T f(T x) const {
-    return times(x, cdf(x));
+    return times(x, normal(x).cdf);
   }
   template <class T>
   HT_HD T dx(T dy, T x) const {
-    const T density = T(0.39894228040143267794) * std::exp(T(-0.5) * x * x);
-    return dy * (cdf(x) + times(x, density));
+    const Normal<T> n = normal(x);
+    return dy * (n.cdf + times(x, T(0.39894228040143267794) * n.bell));
   }
 };
 
@@ -79,7 +76,7 @@ struct Exp {
   static constexpr Saves saves = Saves::y;
   template <class T>
   HT_HD T f(T x) const {
-    return std::exp(x);
+    return fn::exp(x);
   }
   template <class T>
   HT_HD T dx(T dy, T y) const {
