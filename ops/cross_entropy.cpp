@@ -87,7 +87,7 @@ struct CrossEntropy final : Op {
       for (int64_t i = begin; i < end; ++i) {
         const A m = stat[2 * i], log_sum = stat[2 * i + 1];
         for (int64_t k = i * classes; k < (i + 1) * classes; ++k)
-          to[k] = static_cast<T>(g * (std::exp(static_cast<A>(x[k]) - m - log_sum) - even));
+          to[k] = static_cast<T>(g * (fn::exp(static_cast<A>(x[k]) - m - log_sum) - even));
         const int64_t k = i * classes + label[i];
         to[k] = static_cast<T>(g * (std::expm1(static_cast<A>(x[k]) - m - log_sum) + (e - even)));
       }

@@ -23,7 +23,7 @@ struct Formula {
   }
   template <class A>
   static A dx(A dy, A y, A sum) {
-    return dy - std::exp(y) * sum;
+    return dy - fn::exp(y) * sum;
   }
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "autograd/var.h"
@@ -90,23 +91,30 @@ inline ReducePlan plan_reduction(std::string_view who, const Tensor& x, const st
   return plan;
 }
 
-// Sum of f(0) .. f(n - 1) in sixteen interleaved accumulators of type A; short sums in one.
+// f(0) .. f(n - 1) combined in sixteen interleaved accumulators of type A, each beginning at `start`.
+template <class A, class F, class Combine>
+A lane_reduce(int64_t n, A start, F f, Combine combine) {
+  constexpr int kLanes = 16;
+  A lane[kLanes];
+  std::fill_n(lane, kLanes, start);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int l = 0; l < kLanes; ++l) lane[l] = combine(lane[l], f(i + l));
+  for (int l = 0; i < n; ++i, ++l) lane[l] = combine(lane[l], f(i));
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int l = 0; l < width; ++l) lane[l] = combine(lane[l], lane[l + width]);
+  return lane[0];
+}
+
 template <class A, class F>
 A lane_sum(int64_t n, F f) {
-  constexpr int kLanes = 16;
-  int64_t i = 0;
-  if (n <= 2 * kLanes) {
-    A sum = 0;
-    for (; i < n; ++i) sum += f(i);
-    return sum;
-  }
-  A lane[kLanes] = {};
-  for (; i + kLanes <= n; i += kLanes)
-    for (int l = 0; l < kLanes; ++l) lane[l] += f(i + l);
-  for (int l = 0; i < n; ++i, ++l) lane[l] += f(i);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int l = 0; l < width; ++l) lane[l] += lane[l + width];
-  return lane[0];
+  return lane_reduce(n, A(0), f, [](A a, A b) { return a + b; });
+}
+
+// Passes over NaN; -infinity of nothing.
+template <class A, class F>
+A lane_max(int64_t n, F f) {
+  return lane_reduce(n, -std::numeric_limits<A>::infinity(), f, [](A a, A b) { return b > a ? b : a; });
 }
 
 inline constexpr int64_t kReduceRun = 256;  // elements summed in A, 16 a lane; longer sums add runs in double
@@ -171,7 +179,17 @@ template <class T, class Map, class Put>
 void reduce_cpu(const ReducePlan& p, const T* x, Map map, Put put) {
   const int64_t runs = (p.inner + kReduceRun - 1) / kReduceRun;
   const int64_t units = p.reduced.count * (p.inner_reduced ? runs : 1);  // what can be split between parts
-  const int64_t blocks = p.inner_reduced ? 1 : runs;                     // of neighbouring outputs
+  if (p.inner_reduced && units == 1) {                                   // short rows: one run each
+    parallel_for(p.outputs, std::max<int64_t>(1, (1 << 14) / p.inner), [&](int64_t begin, int64_t end) {
+      acc_t<T> buffer[kReduceRun];
+      for (int64_t out = begin; out < end; ++out) {
+        const acc_t<T>* v = load_run(x + out * p.inner, buffer, p.inner);
+        put(out, static_cast<double>(lane_sum<acc_t<T>>(p.inner, [&](int64_t i) { return map(v[i], out); })));
+      }
+    });
+    return;
+  }
+  const int64_t blocks = p.inner_reduced ? 1 : runs;  // of neighbouring outputs
   const int64_t most = std::min(units, 4096 / std::max<int64_t>(p.outputs, 1));
   const int64_t parts = std::clamp<int64_t>(p.outputs * p.count >> 16, 1, std::max<int64_t>(most, 1));
   std::vector<double> partial(static_cast<size_t>(parts > 1 ? parts * p.outputs : 0));

@@ -16,7 +16,7 @@ struct Formula {
   }
   template <class A>
   static A value(A d, A scale) {
-    return std::exp(d) / scale;
+    return fn::exp(d) / scale;
   }
   template <class A>
   static A term(A dy, A y) {

@@ -8,6 +8,8 @@
 
 #include "autograd/var.h"
 #include "core/parallel.h"
+#include "ops/float_math.h"
+#include "ops/reduce.h"
 
 namespace ht {
 
@@ -45,6 +47,17 @@ void for_softmax_blocks(const SoftmaxPlan& p, F body) {
   });
 }
 
+// Calls f(i, c) for every element of a block: element i of it, in column c. A last axis is one run, which vectorises.
+template <class F>
+void each_softmax(const SoftmaxPlan& p, int64_t width, F f) {
+  if (p.inner == 1) {
+    for (int64_t j = 0; j < p.n; ++j) f(j, int64_t{0});
+  } else {
+    for (int64_t j = 0; j < p.n; ++j)
+      for (int64_t c = 0; c < width; ++c) f(j * p.inner + c, c);
+  }
+}
+
 // Per column: the maximum m, and `rest`, the sum of e^(x - m) without the maximum's own 1. The logarithm of the sum is
 // then log1p(rest), exact even where the maximum has nearly all of the probability. NaN and infinities make rest NaN.
 template <class A>
@@ -55,8 +68,19 @@ template <class T>
 SoftmaxStats<acc_t<T>> softmax_stats(const T* x, const SoftmaxPlan& p, int64_t width) {
   using A = acc_t<T>;
   SoftmaxStats<A> s;
-  int64_t arg[kSoftmaxWidth];
   std::fill_n(s.max, width, -std::numeric_limits<A>::infinity());
+  if (p.inner == 1) {
+    const A m = s.max[0] = lane_max<A>(p.n, [x](int64_t j) { return static_cast<A>(x[j]); });
+    int64_t arg = 0;
+    while (arg < p.n && static_cast<A>(x[arg]) != m) ++arg;
+    const auto sum = [x, m](int64_t from, int64_t to) {
+      return lane_sum<A>(to - from, [x, m, from](int64_t j) { return fn::exp(static_cast<A>(x[from + j]) - m); });
+    };
+    s.rest[0] = sum(0, arg);
+    if (arg < p.n) s.rest[0] += (static_cast<A>(x[arg]) - m) + sum(arg + 1, p.n);  // 0, or NaN when m is infinite
+    return s;
+  }
+  int64_t arg[kSoftmaxWidth];
   std::fill_n(s.rest, width, A(0));
   std::fill_n(arg, width, int64_t{-1});
   for (int64_t j = 0; j < p.n; ++j) {
@@ -68,7 +92,7 @@ SoftmaxStats<acc_t<T>> softmax_stats(const T* x, const SoftmaxPlan& p, int64_t w
   for (int64_t j = 0; j < p.n; ++j) {
     for (int64_t c = 0; c < width; ++c) {
       const A d = static_cast<A>(x[j * p.inner + c]) - s.max[c];
-      s.rest[c] += j == arg[c] ? d : std::exp(d);  // d is 0 at the maximum, NaN when that is infinite
+      s.rest[c] += j == arg[c] ? d : fn::exp(d);  // d is 0 at the maximum, NaN when that is infinite
     }
   }
   return s;
@@ -119,12 +143,9 @@ class SoftmaxOp : public Op {
       const SoftmaxStats<A> s = softmax_stats(x, p, width);
       A scale[kSoftmaxWidth];
       for (int64_t c = 0; c < width; ++c) scale[c] = Fn::scale(s.rest[c]);
-      for (int64_t j = 0; j < p.n; ++j) {
-        for (int64_t c = 0; c < width; ++c) {
-          const int64_t i = j * p.inner + c;
-          y[i] = static_cast<T>(Fn::value(static_cast<A>(x[i]) - s.max[c], scale[c]));
-        }
-      }
+      each_softmax(p, width, [&](int64_t i, int64_t c) {
+        y[i] = static_cast<T>(Fn::value(static_cast<A>(x[i]) - s.max[c], scale[c]));
+      });
     });
   }
 
@@ -135,18 +156,15 @@ class SoftmaxOp : public Op {
       const T *y = y0 + first, *dy = dy0 + first;
       T* dx = dx0 + first;
       A sum[kSoftmaxWidth] = {};
-      for (int64_t j = 0; j < p.n; ++j) {
-        for (int64_t c = 0; c < width; ++c) {
-          const int64_t i = j * p.inner + c;
-          sum[c] += Fn::term(static_cast<A>(dy[i]), static_cast<A>(y[i]));
-        }
+      const auto term = [=](int64_t i) { return Fn::term(static_cast<A>(dy[i]), static_cast<A>(y[i])); };
+      if (p.inner == 1) {
+        sum[0] = lane_sum<A>(p.n, term);
+      } else {
+        each_softmax(p, width, [&](int64_t i, int64_t c) { sum[c] += term(i); });
       }
-      for (int64_t j = 0; j < p.n; ++j) {
-        for (int64_t c = 0; c < width; ++c) {
-          const int64_t i = j * p.inner + c;
-          dx[i] = static_cast<T>(Fn::dx(static_cast<A>(dy[i]), static_cast<A>(y[i]), sum[c]));
-        }
-      }
+      each_softmax(p, width, [&](int64_t i, int64_t c) {
+        dx[i] = static_cast<T>(Fn::dx(static_cast<A>(dy[i]), static_cast<A>(y[i]), sum[c]));
+      });
     });
   }
 

@@ -29,14 +29,15 @@ void transpose_cpu(const TransposePlan& p, const void* from, void* to) {
       T* out = y + outer * p.columns * y_row + middle * p.rows * p.inner;
       for (int64_t c0 = 0; c0 < p.columns; c0 += kTile) {
         const int64_t c1 = std::min(p.columns, c0 + kTile);
-        for (int64_t c = c0; c < c1; ++c) {
-          const T* a = in + c * p.inner;
-          T* b = out + c * y_row;
-          if (p.inner == 1) {
-            for (int64_t r = r0; r < r1; ++r) b[r] = a[r * x_row];
-          } else {
-            for (int64_t r = r0; r < r1; ++r) std::copy_n(a + r * x_row, p.inner, b + r * p.inner);
-          }
+        if (p.inner == 1) {  // through a tile of our own: rows a power of 2 apart would evict each other from the cache
+          T block[kTile][kTile];
+          for (int64_t r = r0; r < r1; ++r)
+            for (int64_t c = c0; c < c1; ++c) block[c - c0][r - r0] = in[r * x_row + c];
+          for (int64_t c = c0; c < c1; ++c) std::copy_n(block[c - c0], r1 - r0, out + c * y_row + r0);
+        } else {
+          for (int64_t c = c0; c < c1; ++c)
+            for (int64_t r = r0; r < r1; ++r)
+              std::copy_n(in + r * x_row + c * p.inner, p.inner, out + c * y_row + r * p.inner);
         }
       }
     }
