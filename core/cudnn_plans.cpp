@@ -286,7 +286,7 @@ std::unique_ptr<BackendPlan> search(CudaContext& cuda, const std::string& what, 
   const WorkspaceOfSearch workspace(cuda.main);
   cuda.join();  // nothing beside what is timed
   std::string why = "none offered";
-  for (const size_t offered : {size_t{40}, size_t{200}})  // further ones only while none works
+  for (const size_t offered : {3 * first, size_t{200}})  // further ones only while none works
     if (auto best = fastest(cuda, dtype, rules, forms, first, offered, pointers, why)) return best;
   fail(what, ": cuDNN has no plan for this problem (", why, ")");
 }

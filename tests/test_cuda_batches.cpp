@@ -1,6 +1,7 @@
 // Batches of every size on CUDA: odd ones against the CPU, op by op and through a small network, and empty ones.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <map>
 
 #include "models/layers.h"
@@ -104,9 +105,10 @@ TEST_CASE("cuda: odd batches through a small network") {
       const double error = distance(theirs[k++].second.grad().to(Device::cpu()), p.grad(), 0);
       CHECK_MESSAGE(error <= 3e-3, name, ": relative L2 ", error);
     }
+    // A mean near zero is as exact as the spread that it is the mean of.
     for (const auto& [name, buffer] : cpu.state_dict())
       if (name.ends_with("running_mean") || name.ends_with("running_var"))
-        CHECK_MESSAGE(distance(cuda.state_dict().at(name).to(Device::cpu()), buffer, 0) <= 1e-5, name);
+        CHECK_MESSAGE(distance(cuda.state_dict().at(name), buffer, 0.05 * std::sqrt(buffer.numel())) <= 1e-5, name);
   }
 }
 

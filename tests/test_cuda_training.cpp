@@ -6,6 +6,7 @@
 #include "core/allocator.h"
 #include "data/loader.h"
 #include "data/synthetic.h"
+#include "models/init.h"
 #include "models/vgg.h"
 #include "ops/ops.h"
 #include "optim/adamw.h"
@@ -127,6 +128,9 @@ struct Training {
 Training train_vgg16(Device device, int steps, double lr) {
   manual_seed(11);
   nn::Sequential model = models::vgg16({.width = 0.125});
+  // Signals that keep their size: with PyTorch's default they shrink, and rounding errors grow, from layer to layer.
+  for (const Var& p : model.parameters())
+    if (p.shape().rank() == 4) nn::kaiming_uniform_(p.value(), {.a = 1});
   model.to(device);
   optim::Sgd sgd(model.parameters(), {.lr = lr, .momentum = 0.9});
   const Var x = Tensor::normal({32, 32, 32, 3}, {7, 1}).to(device);
