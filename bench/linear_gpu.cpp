@@ -1,0 +1,80 @@
+// Microseconds a step of the smallest training there is, examples/linear_regression.cpp and, as amp, its two-line twin:
+// Linear 1024 -> 512, batch 64, mean squared error, SGD. Each step as it is and as one CUDA graph. A line of JSON a
+// measurement, as bench/pytorch_toy.py prints them.
+//   bench_linear_gpu [--device cuda] [--windows 7] [--steps 500]
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+#include "bench/methods.h"
+#include "core/captured_step.h"
+#include "halftone.h"
+
+namespace {
+using Clock = std::chrono::steady_clock;
+
+void measure(ht::Device device, const std::string& method, bool eager, int windows, int steps) {
+  ht::Context& context = ht::Context::of(device);
+  bench::use_method(method);
+  ht::manual_seed(0);
+  ht::nn::Linear model(1024, 512);
+  model.to(device);
+  ht::optim::Sgd sgd(model.parameters(), {.lr = 1e-3});
+  ht::amp::Amp amp = ht::amp::initialize(model, sgd, {.level = bench::level_of(method)});
+  const ht::Var x = ht::Tensor::normal({64, 1024}, {.seed = 1}).to(device);
+  const ht::Var y = ht::Tensor::normal({64, 512}, {.seed = 2}).to(device);
+  const ht::Tensor kept = ht::Tensor::zeros({}, ht::DType::f32, device);
+
+  const auto work = [&](std::span<const ht::Tensor>) {
+    sgd.zero_grad();
+    const ht::Var loss = ht::mse_loss(model(x), y);
+    amp.backward(loss);
+    sgd.step();
+    kept.copy_(loss.value());
+  };
+  ht::CapturedStep captured(device, work);
+  const auto step = [&] { eager ? work({}) : captured({}); };
+
+  for (int i = 0; i < 20; ++i) step();
+  context.synchronize();
+  const double first = kept.item();
+  std::vector<double> us;
+  for (int w = 0; w < windows; ++w) {
+    const auto start = Clock::now();
+    for (int i = 0; i < steps; ++i) step();
+    context.synchronize();
+    us.push_back(1e6 * std::chrono::duration<double>(Clock::now() - start).count() / steps);
+  }
+  std::sort(us.begin(), us.end());
+  std::printf(
+      "{\"name\": \"halftone\", \"mode\": \"%s\", \"graph\": %s, \"us\": %.2f, \"spread_us\": %.2f, \"first_loss\": "
+      "%.6f, \"last_loss\": %.6f}\n",
+      method.c_str(), eager ? "false" : "true", us[us.size() / 2], us.back() - us.front(), first, kept.item());
+  std::fflush(stdout);
+}
+
+int run(int argc, const char* const* argv) {
+  CLI::App app("The smallest training step", "bench_linear_gpu");
+  std::string device = "cuda";
+  int windows = 7, steps = 500;
+  app.add_option("--device", device, "cpu, cuda or cuda:N");
+  app.add_option("--windows", windows)->check(CLI::PositiveNumber);
+  app.add_option("--steps", steps)->check(CLI::PositiveNumber);
+  if (const auto code = ht::models::parse(app, argc, argv)) return *code;
+  const ht::Device where = ht::Device::parse(device);
+  if (where.is_cuda() && ht::cuda_device_count() == 0) {
+    std::puts("SKIPPED: no CUDA device");
+    return 0;
+  }
+  for (const std::string method : {"fp32", "tf32", "amp"}) {
+    measure(where, method, true, windows, steps);
+    if (where.is_cuda()) measure(where, method, false, windows, steps);
+  }
+  return 0;
+}
+}  // namespace
+
+int main(int argc, char** argv) {
+  return ht::models::run_program("bench_linear_gpu", [&] { return run(argc, argv); });
+}

@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+"""The article's benchmark: VGG16 on CIFAR-10, methods x batch sizes x repeats, beside PyTorch if wanted.
+
+    bench/run_benchmark --data DIR [--methods fp32 tf32 fp16 amp bf16] [--batches 128 256 512 1024 2048] [--repeats 5]
+        [--iterations 100] [--frameworks halftone pytorch ...] [--out DIR] [--gpu-name NAME]
+
+Frameworks: halftone, halftone-eager, pytorch (eager), pytorch-graph, pytorch-compile. Each repeat is a process of its own,
+and frameworks take turns repeat by repeat. Results go to OUT/NAME.json after each repeat; the same command goes on where an
+interrupted run stopped. A repeat that fails is recorded with its error, the rest goes on, and the exit code is 1. Without
+--data a small generated set is used, without a GPU the CPU: try --width 0.125 --batches 16 --iterations 10. What is measured
+and how: docs/benchmark.md.
+"""
+import argparse
+import hashlib
+import json
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+import benchmark_results
+import benchmark_tables
+
+HERE = pathlib.Path(__file__).resolve().parent
+METHODS = ["fp32", "tf32", "fp16", "amp", "bf16"]
+FRAMEWORKS = ["halftone", "halftone-eager", "pytorch", "pytorch-graph", "pytorch-compile"]
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--batches", nargs="+", type=int, default=[128, 256, 512, 1024, 2048])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--iterations", type=int, default=100)
+    parser.add_argument("--frameworks", nargs="+", default=["halftone"], choices=FRAMEWORKS)
+    parser.add_argument("--data", help="folder of CIFAR-10's binary files")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("results"))
+    parser.add_argument("--gpu-name", help="of the results' file; by default what the device calls itself")
+    parser.add_argument("--device", help="cpu, cuda or cuda:N; by default CUDA where there is a GPU")
+    parser.add_argument("--width", type=float, default=1.0, help="scales the network's channels (Halftone only)")
+    parser.add_argument("--train-images", type=int, default=8000, help="of the generated set")
+    parser.add_argument("--test-images", type=int, default=2000, help="of the generated set")
+    parser.add_argument("--gemm", type=int, default=-1,
+                        help="side of the matrices whose product is timed; by default 8192 on a GPU, 256 on the CPU")
+    parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build"), help="CMake's build folder")
+    parser.add_argument("--python", default=sys.executable, help="the Python that has PyTorch")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds for a repeat; then it counts as failed")
+    parser.add_argument("--commit", help="of this tree, where git cannot tell")
+    args = parser.parse_args()
+    if min(args.repeats, args.iterations, *args.batches) < 1:
+        parser.error("--batches, --repeats and --iterations are at least 1")
+    if any(f.startswith("pytorch") for f in args.frameworks):
+        if not args.data:
+            parser.error("PyTorch reads the same files as Halftone: give --data DIR (scripts/download_cifar10.sh)")
+        if args.width != 1 or args.device not in (None, "cuda", "cuda:0"):
+            parser.error("beside PyTorch the network has its full --width 1 and the device is cuda:0")
+    return args
+
+
+def output_of(command):
+    """A command's first line; "unknown" where it is not there or fails."""
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    lines = done.stdout.splitlines()
+    return lines[0] if done.returncode == 0 and lines else "unknown"
+
+
+def measure(command, timeout):
+    """What a process measured, its last line; or why there is nothing."""
+    begin = time.monotonic()
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=timeout)
+        lines = done.stdout.splitlines()
+        if done.returncode == 0 and lines:
+            result = {"status": "ok", **json.loads(lines[-1], parse_constant=lambda name: None)}  # NaN: none
+        else:
+            words = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
+            result = {"status": "failed", "error": f"exit code {done.returncode}: {words[-1][:500]}"}
+    except subprocess.TimeoutExpired:
+        result = {"status": "failed", "error": f"not done after {timeout:g} s"}
+    except (OSError, ValueError) as e:
+        result = {"status": "failed", "error": str(e)}
+    return {**result, "process_s": round(time.monotonic() - begin, 2)}
+
+
+def command_of(args, framework, method, batch, number):
+    common = ["--batch", batch, "--number", number, "--iterations", args.iterations]
+    if args.data:
+        common += ["--data", args.data]
+    name, _, way = framework.partition("-")
+    if name == "pytorch":
+        command = [args.python, HERE / "pytorch_benchmark.py", "--mode", method + (way and "-" + way), *common]
+    else:
+        command = [args.program, "repeat", "--method", method, *common, *args.device_flag, "--width", args.width,
+                   "--train-images", args.train_images, "--test-images", args.test_images]
+        command += ["--eager"] if way == "eager" else []
+    return [str(part) for part in command]
+
+
+def data_of(args):
+    """What the images are, wherever they lie: the original CIFAR-10 or a copy of it."""
+    if not args.data:
+        return f"generated, {args.train_images} and {args.test_images} images"
+    for folder in (pathlib.Path(args.data) / "cifar-10-batches-bin", pathlib.Path(args.data)):
+        if (file := folder / "test_batch.bin").exists():
+            return f"CIFAR-10 files; SHA-256 of test_batch.bin {hashlib.sha256(file.read_bytes()).hexdigest()}"
+    sys.exit(f"--data {args.data}: no test_batch.bin there; fetch CIFAR-10 with scripts/download_cifar10.sh")
+
+
+def start_document(args):
+    """The machine, asked now; its file's earlier repeats, when they were measured in the same way."""
+    print("Asking the device; timing products of matrices ...", flush=True)
+    facts = measure([str(args.program), "hardware", *args.device_flag, "--gemm", str(args.gemm)], args.timeout)
+    if facts["status"] == "failed":
+        sys.exit(f"{args.program}: {facts['error']}")
+    cpu = re.search(r"model name\s*:\s*(.*)", pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    hardware = {key: facts[key] for key in ("device", "gpu", "halftone", "libraries") if key in facts}
+    hardware["cpu"] = cpu[1] if cpu else "unknown"
+    if "gpu" in facts:
+        query = "driver_version,clocks.max.sm,power.limit,memory.total"
+        hardware["nvidia-smi"] = {query: output_of(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"])}
+    settings = {"protocol": "SGD lr 0.01 momentum 0.9, inputs (x-0.5)/0.5, in order, last batch dropped, seed 7",
+                "iterations": args.iterations, "width": args.width, "data": data_of(args)}
+    name = args.gpu_name or re.sub(r"[^\w.-]+", "-", hardware.get("gpu", "CPU"))
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / f"{name}.json"
+    document = {"gpu_name": name, "settings": settings, "repeats": []}
+    if path.exists():
+        document = benchmark_results.load(path)
+        if document["settings"] != settings:
+            sys.exit(f"{path}: holds results of other settings ({document['settings']}); choose another --out or "
+                     f"--gpu-name, or remove it. Asked for: {settings}")
+        if (before := document["hardware"].get("gpu")) != hardware.get("gpu"):
+            sys.exit(f"{path}: holds results of {before or 'a CPU'}, but this is {hardware.get('gpu', 'a CPU')}; choose "
+                     f"another --gpu-name")
+    document.update(hardware=hardware, gemm_n=facts["gemm_n"], gemm_tflops=facts["gemm_tflops"])
+    print(f"{name}: {hardware.get('gpu', hardware['cpu'])}", flush=True)
+    return path, document
+
+
+def todo(args, document):
+    """Repeats outermost, so that a run that ends early has all series; what failed before is tried again."""
+    done = {(r["framework"], r["method"], r["batch"], r["number"]) for r in document["repeats"] if r["status"] == "ok"}
+    return [key for number in range(args.repeats) for batch in args.batches for method in args.methods
+            for framework in args.frameworks if (key := (framework, method, batch, number)) not in done]
+
+
+def eta(seconds, rest):
+    """From what each framework's processes took so far."""
+    known = {f: statistics.fmean(times) for f, times in seconds.items()}
+    total = sum(known.get(key[0], max(known.values())) for key in rest)
+    return f"{total / 60:.0f} min" if total >= 100 else f"{total:.0f} s"
+
+
+def main():
+    args = arguments()
+    args.program = args.build / "bin" / "bench_benchmark"
+    args.device_flag = ["--device", args.device] if args.device else []
+    if not args.program.exists():
+        sys.exit(f"{args.program} is missing; build with -DHALFTONE_BUILD_BENCH=ON, or name the build folder: --build")
+    path, document = start_document(args)
+    commit = args.commit or output_of(["git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=12"])
+    keys, seconds, failed = todo(args, document), {}, 0
+    if skipped := len(args.methods) * len(args.batches) * args.repeats * len(args.frameworks) - len(keys):
+        print(f"{skipped} repeats are in {path} already", flush=True)
+    for i, key in enumerate(keys):
+        framework, method, batch, number = key
+        result = measure(command_of(args, *key), args.timeout)
+        result.update(framework=framework, method=method, batch=batch, number=number, commit=commit)
+        if result["status"] == "ok":
+            benchmark_results.derive(result, args.iterations, args.width, document["gemm_tflops"])
+            told = (f"{result['train_s']:.2f} s, {result['step_ms']:.3f} ms a step, test accuracy "
+                    f"{result['test_accuracy']:.2f} %")
+        else:
+            failed += 1
+            told = f"FAILED: {result['error']}"
+        document["repeats"] = [r for r in document["repeats"]
+                               if (r["framework"], r["method"], r["batch"], r["number"]) != key] + [result]
+        benchmark_results.save(path, document)
+        seconds.setdefault(framework, []).append(result["process_s"])
+        rest = f"; {eta(seconds, keys[i + 1:])} to go" if i + 1 < len(keys) else ""
+        print(f"[{i + 1}/{len(keys)}] {framework} {method} batch {batch} repeat {number + 1}: {told}{rest}", flush=True)
+    print()
+    print(benchmark_tables.report({document["gpu_name"]: benchmark_results.summarize(document)}))
+    print(f"{path}: {len(document['repeats'])} repeats, {failed} failed now. "
+          f"Plots: python3 {HERE / 'make_plot.py'} --results {args.out}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
