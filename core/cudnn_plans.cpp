@@ -48,12 +48,14 @@ Candidate describe(std::shared_ptr<Descriptor> config, std::vector<cudnnBackendN
   notes.resize(static_cast<size_t>(engine.get(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
                                               CUDNN_NUMERICAL_NOTE_TYPE_COUNT, notes.data())));
   std::string name = str("eng", index);
-  const int64_t knobs = config->count(CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR);
-  std::vector<Descriptor> choices;
+  std::vector<Descriptor> choices;  // room for all: their number is not told before
   std::vector<cudnnBackendDescriptor_t> raws;
-  for (int64_t i = 0; i < knobs; ++i) raws.push_back(choices.emplace_back(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR).raw());
-  if (knobs) config->get(CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR, knobs, raws.data());
-  for (const Descriptor& choice : choices) {
+  for (int i = 0; i < CUDNN_KNOB_TYPE_COUNTS; ++i)
+    raws.push_back(choices.emplace_back(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR).raw());
+  const int64_t knobs = config->get(CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                    CUDNN_KNOB_TYPE_COUNTS, raws.data());
+  for (int64_t i = 0; i < knobs; ++i) {
+    const Descriptor& choice = choices[static_cast<size_t>(i)];
     cudnnBackendKnobType_t type{};
     int64_t value = 0;
     choice.get(CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &type);

@@ -66,6 +66,9 @@ struct PairSums {
   }
   __device__ double first(int64_t c) const { return static_cast<double>(__ldcg(at + c)); }
   __device__ double second(int64_t c) const { return static_cast<double>(__ldcg(at + channels + c)); }
+  // The last block may use the place of a second sum.
+  __device__ void keep(int64_t c, A value) const { at[channels + c] = value; }
+  __device__ A kept(int64_t c) const { return at[channels + c]; }
   __device__ void clear(int64_t c) const {
     if (!parts) at[c] = at[channels + c] = A(0);
   }

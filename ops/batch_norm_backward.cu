@@ -52,20 +52,21 @@ __device__ __forceinline__ void load_window(const Geometry& g, const Channels<T,
 // and what each value of d is moved by, S / n and P invstd^2 / n. All [c].
 template <class A>
 struct GradientTerms {
-  double values;  // n
+  double share;  // 1 / n
   const A* invstd;
   A *dgamma, *dbeta;  // may be null
   A *offset, *pull;   // both null in evaluation
 
   __device__ void write(const PairSums<A>& sums) const {
+#pragma unroll 4
     for (int64_t c = flat_thread(); c < sums.channels; c += flat_threads()) {
       const double s = sums.first(c), p = sums.second(c) * static_cast<double>(invstd[c]);
       sums.clear(c);
       if (dbeta) dbeta[c] = static_cast<A>(s);
       if (dgamma) dgamma[c] = static_cast<A>(p);
       if (!offset) continue;
-      offset[c] = static_cast<A>(s / values);
-      pull[c] = static_cast<A>(p * static_cast<double>(invstd[c]) / values);
+      offset[c] = static_cast<A>(s * share);
+      pull[c] = static_cast<A>(p * static_cast<double>(invstd[c]) * share);
     }
   }
 };
@@ -168,9 +169,12 @@ void backward(Context& ctx, bool training, const Tensor& x, const Tensor& gamma,
   A* offset = moves ? moves.data<A>() : nullptr;
   A* pull = moves ? offset + g.channels : nullptr;
   if (moves || dgamma || dbeta) {
-    const GradientTerms<A> terms{
-        static_cast<double>(x.numel() / g.channels), i,      dgamma ? dgamma.data<A>() : nullptr,
-        dbeta ? dbeta.data<A>() : nullptr,           offset, pull};
+    const GradientTerms<A> terms{1 / static_cast<double>(x.numel() / g.channels),
+                                 i,
+                                 dgamma ? dgamma.data<A>() : nullptr,
+                                 dbeta ? dbeta.data<A>() : nullptr,
+                                 offset,
+                                 pull};
     with_pair_sums<A>(ctx, launch, N, g.channels, [&](size_t shared, const PairSums<A>& sums) {
       gradient_sums_kernel<T, N, kRelu, kPool>
           <<<launch.grid, launch.block, shared, stream>>>(g, x.data<T>(), dy.data<T>(), m, i, ga, be, sums, terms);

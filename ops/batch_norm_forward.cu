@@ -10,37 +10,35 @@ using namespace bn;
 // What the last block of a pass writes from the sums: [c] mean and invstd, and the running statistics.
 template <class A>
 struct Statistics {
-  double eps, momentum;
+  double eps, momentum, share, unbiased;          // 1 / n and n / (n - 1)
   A *mean, *invstd, *running_mean, *running_var;  // the running ones may be null
   int64_t* batches;                               // may be null
 
   // `first` are the values that deviations were taken from. The running statistics stay unless all channels are finite.
   template <class T>
   __device__ void write(const Geometry& g, const T* first, const PairSums<A>& sums) const {
-    const double n = static_cast<double>(g.rows), unbiased = n / (n - 1);
-    const auto moments = [&](int64_t c, double& m) {
-      const double s = sums.first(c) / n, var = sums.second(c) / n - s * s;
-      m = static_cast<double>(load_as(first[c])) + s;
-      return var < 0 ? 0.0 : var;  // a NaN passes
-    };
     const int thread = flat_thread(), threads = flat_threads();
     if (batches && thread == 0) ++*batches;
     int finite = 1;
+#pragma unroll 4
     for (int64_t c = thread; c < g.channels; c += threads) {
-      double m;
-      const double var = moments(c, m);
-      mean[c] = static_cast<A>(m);
-      invstd[c] = static_cast<A>(1 / ::sqrt(var + eps));
-      finite &= isfinite(static_cast<A>(m)) && isfinite(static_cast<A>(var * unbiased));
+      const double s = sums.first(c) * share, square = sums.second(c) * share - s * s;
+      const A m = static_cast<A>(static_cast<double>(load_as(first[c])) + s);
+      const A var = static_cast<A>(square < 0 ? 0.0 : square);  // a NaN passes
+      mean[c] = m;
+      invstd[c] = A(1) / ::sqrt(var + static_cast<A>(eps));
+      sums.keep(c, var);
+      finite &= isfinite(m) && isfinite(var * static_cast<A>(unbiased));
     }
     finite = __syncthreads_and(finite);
+    const A old = static_cast<A>(1 - momentum), newest = static_cast<A>(momentum);
+#pragma unroll 4
     for (int64_t c = thread; c < g.channels; c += threads) {
-      double m;
-      const double var = moments(c, m);
+      const A var = sums.kept(c);
       sums.clear(c);
       if (!finite || !running_mean) continue;
-      running_mean[c] = static_cast<A>((1 - momentum) * running_mean[c] + momentum * m);
-      running_var[c] = static_cast<A>((1 - momentum) * running_var[c] + momentum * var * unbiased);
+      running_mean[c] = old * running_mean[c] + newest * mean[c];
+      running_var[c] = old * running_var[c] + newest * var * static_cast<A>(unbiased);
     }
   }
 };
@@ -137,7 +135,9 @@ void forward(Context& ctx, const BatchNormOptions& o, const Tensor& x, const Ten
   int64_t* batches = running.num_batches_tracked ? running.num_batches_tracked.data<int64_t>() : nullptr;
   if (o.training) {
     const Launch launch = launch_for(ctx.cuda(), all.rows, all.channels / N);
-    const Statistics<A> statistics{o.eps, o.momentum, mean.data<A>(), invstd.data<A>(), rm, rv, batches};
+    const double n = static_cast<double>(all.rows);
+    const Statistics<A> statistics{o.eps, o.momentum, 1 / n,  n / (n - 1), mean.data<A>(), invstd.data<A>(),
+                                   rm,    rv,         batches};
     with_pair_sums<A>(ctx, launch, N, all.channels, [&](size_t shared, const PairSums<A>& sums) {
       moments_kernel<T, N><<<launch.grid, launch.block, shared, stream>>>(all, x.data<T>(), sums, statistics);
       HT_LAUNCHED("batch_norm moments");

@@ -4,6 +4,7 @@
 #include "core/alignment.h"
 #include "core/arithmetic.h"
 #include "core/cudnn_graph.h"
+#include "core/tuning.h"
 #include "ops/conv2d_kernels.h"
 #include "ops/gemm.h"
 #include "ops/pad_channels.h"
@@ -81,18 +82,23 @@ void run_any(Context& ctx, ConvKind kind, const Conv2dShape& s, const Tensor& x,
   run_padded(ctx, kind, s, x, w, y);
 }
 
-// cuDNN counts elements in 32 bits: larger tensors go through in parts of the batch, of eight images so that each part
-// is aligned.
-int64_t images_at_once(const Conv2dShape& s) {
-  const int64_t image = std::max(s.h * s.w * s.in, s.oh * s.ow * s.out);
-  const int64_t most = ((int64_t{1} << 31) - 1) / std::max<int64_t>(image, 1);
+// cuDNN counts elements in 32 bits, and without tensor cores copies images to another layout in the workspace: larger
+// tensors go through in parts of the batch, of eight images so that each part is aligned.
+int64_t images_at_once(const Conv2dShape& s, DType dtype) {
+  const int64_t in = s.h * s.w * s.in, out = s.oh * s.ow * s.out;
+  int64_t most = ((int64_t{1} << 31) - 1) / std::max<int64_t>({in, out, 1});
+  if (dtype == DType::f64 || (dtype == DType::f32 && !tf32())) {
+    const int64_t copies = (in + out) * static_cast<int64_t>(size_of(dtype));
+    const int64_t room = static_cast<int64_t>(workspace_limit() / 16 * 15);
+    if (room / 8 > copies) most = std::min(most, room / std::max<int64_t>(copies, 1));
+  }
   return most > 8 ? most / 8 * 8 : std::max<int64_t>(1, most);
 }
 
 // Calls f(part of s, x part, y part) for each part.
 template <class F>
 void for_parts(const Conv2dShape& s, const Tensor& x, const Tensor& y, F&& f) {
-  const int64_t most = images_at_once(s);
+  const int64_t most = images_at_once(s, x.dtype());
   for (int64_t begin = 0; begin < s.n; begin += most) {
     const int64_t end = std::min(s.n, begin + most);
     Conv2dShape part = s;

@@ -62,7 +62,8 @@ void compare_batches(DType dtype, double bound) {
   for (const int64_t n : kOddBatches)
     for (const auto& [op, sample] : batch_samples(n, dtype)) {
       INFO(op->name << " (" << sample.label << ") batch " << n << ' ' << name_of(dtype));
-      compare_with_cpu(*op, sample, dtype, bound);
+      // Behind a ReLU a value near zero may round to the other side, and its gradient with it.
+      compare_with_cpu(*op, sample, dtype, op->parts.empty() ? bound : std::max(bound, 1e-3));
     }
 }
 }  // namespace
