@@ -233,8 +233,9 @@ class WorkspaceOfSearch {
   Tensor own_;
 };
 
-// The fastest of at least `most` plans of each form that work within the rules, as far as there are so many among the
-// heuristics' first `offered`; the first that works when nothing is to be timed; null: none.
+// The fastest of at least `most` plans of the first form, and half as many of the others, that work within the rules,
+// as far as there are so many among the heuristics' first `offered`; the first that works when nothing is to be timed;
+// null: none.
 std::unique_ptr<BackendPlan> fastest(CudaContext& cuda, DType dtype, const PlanRules& rules,
                                      const std::vector<CudnnGraph>& forms, size_t most, size_t offered,
                                      const std::vector<void*>& pointers, std::string& why) {
@@ -263,11 +264,14 @@ std::unique_ptr<BackendPlan> fastest(CudaContext& cuda, DType dtype, const PlanR
     } catch (const Error& e) {
       why = e.what();
     }
+    // The further forms' plans are compiled at run time: fewer are worth the wait.
+    const size_t enough = &form == &forms.front() ? most : (most + 1) / 2;
     size_t working = 0;
-    for (size_t begin = 0; begin < candidates.size() && working < most; begin += most) {
-      auto plans = make_plans(cuda, std::min(most, candidates.size() - begin), 1, why, [&](size_t i, cudnnHandle_t h) {
-        return BackendPlan::build(h, candidates[begin + i], form.state().real_uids);
-      });
+    for (size_t begin = 0; begin < candidates.size() && working < enough; begin += enough) {
+      auto plans =
+          make_plans(cuda, std::min(enough, candidates.size() - begin), 1, why, [&](size_t i, cudnnHandle_t h) {
+            return BackendPlan::build(h, candidates[begin + i], form.state().real_uids);
+          });
       for (auto& plan : plans) {
         const auto us = plan ? time_of(*plan) : std::nullopt;
         if (!us) continue;
@@ -284,7 +288,7 @@ std::unique_ptr<BackendPlan> fastest(CudaContext& cuda, DType dtype, const PlanR
 
 std::unique_ptr<BackendPlan> search(CudaContext& cuda, const std::string& what, DType dtype, const PlanRules& rules,
                                     const std::vector<CudnnGraph>& forms, const std::vector<void*>& pointers) {
-  const size_t first = tune_mode() == TuneMode::full ? 40 : tune_mode() == TuneMode::fast ? 6 : 2;
+  const size_t first = tune_mode() == TuneMode::full ? 40 : tune_mode() == TuneMode::fast ? 8 : 2;
   const WorkspaceOfSearch workspace(cuda.main);
   cuda.join();  // nothing beside what is timed
   std::string why = "none offered";
