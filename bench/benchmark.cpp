@@ -190,8 +190,7 @@ int run(int argc, const char* const* argv) {
   RepeatOptions o;
   int64_t gemm = -1;
   CLI::App* repeat = app.add_subcommand("repeat", "train, test, time the step; a line of JSON");
-  repeat->add_option("--method", o.method)
-      ->check(CLI::IsMember(std::vector(std::begin(bench::kMethods), std::end(bench::kMethods))));
+  repeat->add_option("--method", o.method)->check(CLI::IsMember(bench::kMethods));
   repeat->add_option("--batch", o.batch)->check(CLI::PositiveNumber);
   repeat->add_option("--iterations", o.iterations)->check(CLI::PositiveNumber);
   repeat->add_option("--number", o.number, "of this repeat, from 0")->check(CLI::NonNegativeNumber);

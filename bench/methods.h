@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "amp/options.h"
 #include "core/dtype.h"
@@ -9,7 +10,7 @@
 
 namespace bench {
 
-inline const std::string kMethods[] = {"fp32", "tf32", "fp16", "amp", "bf16"};
+inline const std::vector<std::string> kMethods{"fp32", "tf32", "fp16", "amp", "bf16"};
 
 inline ht::amp::Level level_of(const std::string& method) {
   if (method == "amp") return ht::amp::O1;

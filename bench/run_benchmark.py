@@ -87,8 +87,8 @@ def measure(command, timeout):
     return {**result, "process_s": round(time.monotonic() - begin, 2)}
 
 
-def command_of(args, framework, method, batch, number):
-    common = ["--batch", batch, "--number", number, "--iterations", args.iterations]
+def command_of(args, framework, method, batch, number, iterations=None):
+    common = ["--batch", batch, "--number", number, "--iterations", iterations or args.iterations]
     if args.data:
         common += ["--data", args.data]
     name, _, way = framework.partition("-")
@@ -149,6 +149,19 @@ def todo(args, document):
             for framework in args.frameworks if (key := (framework, method, batch, number)) not in done]
 
 
+def find_plans(args, document, keys):
+    """On a GPU the first run ever of a method and batch size searches for plans, which later ones find in a file. So it is
+    done here, and told apart: what a first run of 5 iterations takes."""
+    if "gpu" not in document["hardware"]:
+        return
+    for method, batch in dict.fromkeys((m, b) for f, m, b, _ in keys if f.startswith("halftone")):
+        result = measure(command_of(args, "halftone", method, batch, 0, iterations=5), args.timeout)
+        if seconds := result.get("train_s"):
+            document.setdefault("first_run_s", {}).setdefault(f"{method} {batch}", seconds)
+        told = f"{seconds:.2f} s" if seconds else result["error"]
+        print(f"plans of {method} batch {batch}: {told}", flush=True)
+
+
 def eta(seconds, rest):
     """From what each framework's processes took so far."""
     known = {f: statistics.fmean(times) for f, times in seconds.items()}
@@ -167,6 +180,7 @@ def main():
     keys, seconds, failed = todo(args, document), {}, 0
     if skipped := len(args.methods) * len(args.batches) * args.repeats * len(args.frameworks) - len(keys):
         print(f"{skipped} repeats are in {path} already", flush=True)
+    find_plans(args, document, keys)
     for i, key in enumerate(keys):
         framework, method, batch, number = key
         result = measure(command_of(args, *key), args.timeout)

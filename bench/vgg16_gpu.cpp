@@ -2,8 +2,8 @@
 // bench/pytorch_vgg16.py: same protocol, same JSON lines. The first line also tells how long the process took to its
 // first completed step (with a warm plan cache: what a user waits for), and the parts of that: device, network, step.
 // The step is one CUDA graph, unless --eager.
-//   bench_vgg16_gpu [--eager] [--modes fp32 tf32 amp fp16 bf16] [--batches 128 ...] [--windows 7] [--steps 20] [--tune
-//   off|fast|full]
+//   bench_vgg16_gpu [--eager] [--modes fp32 tf32 fp16 amp bf16] [--batches 128 ...] [--windows 7] [--steps 20]
+//                   [--tune off|fast|full]
 #include <time.h>
 #include <unistd.h>
 
@@ -16,6 +16,7 @@
 #include <sstream>
 
 #include "amp/amp.h"
+#include "bench/methods.h"
 #include "core/allocator.h"
 #include "core/captured_step.h"
 #include "core/context.h"
@@ -48,7 +49,7 @@ void measure(const std::string& mode, int64_t batch, int windows, int steps, boo
   const auto begin = Clock::now();
   ht::Context& context = ht::Context::of(device);
   const double context_s = seconds_since(begin);
-  ht::set_tf32(mode == "tf32");
+  bench::use_method(mode);
   ht::manual_seed(7);
   ht::empty_cache(device);
   ht::reset_peak_memory(device);
@@ -56,11 +57,7 @@ void measure(const std::string& mode, int64_t batch, int windows, int steps, boo
   ht::nn::Sequential model = ht::models::vgg16();
   model.to(device);
   ht::optim::Sgd sgd(model.parameters(), {.lr = 0.01, .momentum = 0.9});
-  const auto level = mode == "amp"    ? ht::amp::O1
-                     : mode == "fp16" ? ht::amp::fp16
-                     : mode == "bf16" ? ht::amp::bf16
-                                      : ht::amp::O0;
-  ht::amp::Amp amp = ht::amp::initialize(model, sgd, {.level = level});
+  ht::amp::Amp amp = ht::amp::initialize(model, sgd, {.level = bench::level_of(mode)});
   const ht::Var x = ht::Tensor::normal({batch, 32, 32, 3}, {7, 1}).to(device);
   std::vector<int64_t> labels(static_cast<size_t>(batch));
   for (size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<int64_t>(i * 7 % 10);
@@ -108,7 +105,7 @@ int main(int argc, char** argv) {
   int windows = 7, steps = 20;
   bool eager = false;
   std::string tune = "fast";
-  app.add_option("--modes", modes)->check(CLI::IsMember({"fp32", "tf32", "amp", "fp16", "bf16"}));
+  app.add_option("--modes", modes)->check(CLI::IsMember(bench::kMethods));
   app.add_option("--batches", batches)->check(CLI::PositiveNumber);
   app.add_option("--windows", windows)->check(CLI::PositiveNumber);
   app.add_option("--steps", steps)->check(CLI::PositiveNumber);

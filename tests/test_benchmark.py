@@ -131,22 +131,94 @@ class Plots(unittest.TestCase):
             self.assertIn("nothing to show", self.plot(pathlib.Path(name), "--batch", "7").stderr)
 
 
+FAKE = """#!/usr/bin/env python3
+import json, pathlib, sys
+log = pathlib.Path(__file__).with_name("log")
+calls = log.read_text().splitlines() if log.exists() else []
+log.write_text("\\n".join([*calls, " ".join(sys.argv[1:])]))
+if "hardware" in sys.argv:
+    print(json.dumps({"device": "cuda:0", "gpu": "Fake GPU", "gemm_n": 8192, "gemm_tflops": {"amp": 700.0}}))
+elif "--mode" in sys.argv and sys.argv[sys.argv.index("--number") + 1] == "1":
+    sys.exit("torch.OutOfMemoryError: CUDA out of memory")
+else:
+    print("a line before")
+    print(json.dumps({"train_s": 1.5, "warm_up_s": 0.5, "step_ms": 2.0, "test_accuracy": 50.0, "test_loss": float("nan")}))
+"""
+
+
+def drive(build, *arguments):
+    """The driver's exit code and what it prints."""
+    argv, sys.argv = sys.argv, ["run_benchmark", "--build", str(build), "--gpu-name", "small", *map(str, arguments)]
+    out = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out):
+            return run_benchmark.main(), out.getvalue()
+    finally:
+        sys.argv = argv
+
+
+class Order(unittest.TestCase):
+    """Both sides are a program that measures nothing and writes down how it was called."""
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+        self.program = self.folder / "bin" / "bench_benchmark"
+        self.program.parent.mkdir()
+        self.program.write_text(FAKE, encoding="utf-8")
+        self.program.chmod(0o755)
+        (self.folder / "test_batch.bin").write_bytes(b"images")
+
+    def run_it(self, *more):
+        code, out = drive(self.folder, "--data", self.folder, "--out", self.folder, "--python", self.program, "--frameworks",
+                          "halftone", "pytorch-graph", "--methods", "amp", "--batches", "128", "--repeats", "2", *more)
+        calls = self.program.with_name("log").read_text(encoding="utf-8").splitlines()
+        self.program.with_name("log").unlink()
+        return code, out, [" ".join(w for w in call.split() if "/" not in w) for call in calls]
+
+    def test_turns_failures_and_going_on(self):
+        code, out, calls = self.run_it()
+        self.assertEqual(code, 1)
+        ours = "repeat --method amp --batch 128 --number {} --iterations {} --data --width 1.0 --train-images 8000 --test-images 2000"
+        theirs = "--mode amp-graph --batch 128 --number {} --iterations 100 --data"
+        self.assertEqual(calls, ["hardware --gemm -1", ours.format(0, 5), ours.format(0, 100), theirs.format(0),
+                                 ours.format(1, 100), theirs.format(1)])
+        self.assertIn("FAILED: exit code 1: torch.OutOfMemoryError: CUDA out of memory", out)
+        document = benchmark_results.load(self.folder / "small.json")
+        self.assertEqual([r["status"] for r in document["repeats"]], ["ok", "ok", "ok", "failed"])
+        self.assertEqual(document["first_run_s"], {"amp 128": 1.5})
+        self.assertIn("21b2eed1e328a2c6", document["settings"]["data"])
+        first = document["repeats"][0]
+        self.assertEqual((first["images_per_s"], first["steady_s"], first["test_loss"]), (64000, 1.0, None))
+
+        self.assertEqual(self.run_it()[2], ["hardware --gemm -1", theirs.format(1)])  # only what failed
+        self.assertEqual(len(benchmark_results.load(self.folder / "small.json")["repeats"]), 4)
+
+    def test_what_it_refuses(self):
+        self.run_it()
+        with self.assertRaises(SystemExit) as e:
+            self.run_it("--iterations", "7")
+        self.assertIn("holds results of other settings", str(e.exception))
+        self.program.write_text(FAKE.replace("Fake GPU", "Other GPU"), encoding="utf-8")
+        with self.assertRaises(SystemExit) as e:
+            self.run_it()
+        self.assertIn("holds results of Fake GPU, but this is Other GPU", str(e.exception))
+        with self.assertRaises(SystemExit) as e:
+            drive(self.folder / "nowhere")
+        self.assertIn("bench_benchmark is missing", str(e.exception))
+
+
 class Driver(unittest.TestCase):
     def run_driver(self, *arguments):
-        argv, sys.argv = sys.argv, ["run_benchmark", "--build", BUILD, "--device", "cpu", "--width", "0.125",
-                                    "--train-images", "64", "--test-images", "32", "--gemm", "32", *arguments]
-        out = io.StringIO()
-        try:
-            with contextlib.redirect_stdout(out):
-                return run_benchmark.main(), out.getvalue()
-        finally:
-            sys.argv = argv
+        return drive(BUILD, "--device", "cpu", "--width", "0.125", "--train-images", "64", "--test-images", "32", "--gemm", "32",
+                     *arguments)
 
     def test_smoke(self):
         if not BUILD:
             self.skipTest("no build folder given")
         with tempfile.TemporaryDirectory() as folder:
-            here = ["--out", folder, "--gpu-name", "small", "--iterations", "6"]
+            here = ["--out", folder, "--iterations", "6"]
             code, out = self.run_driver(*here, "--batches", "16", "128", "--repeats", "2")
             self.assertEqual(code, 1, out)  # 128 is larger than the set
             document = benchmark_results.load(pathlib.Path(folder) / "small.json")
@@ -170,9 +242,6 @@ class Driver(unittest.TestCase):
             code, out = self.run_driver(*here, "--batches", "16", "--repeats", "2")
             self.assertEqual(code, 0)
             self.assertIn("10 repeats are in", out)
-            with self.assertRaises(SystemExit) as e:
-                self.run_driver("--out", folder, "--gpu-name", "small", "--iterations", "7")
-            self.assertIn("holds results of other settings", str(e.exception))
 
 
 if __name__ == "__main__":
