@@ -233,9 +233,9 @@ class WorkspaceOfSearch {
   Tensor own_;
 };
 
-// The fastest of at least `most` plans of the first form, and half as many of the others, that work within the rules,
-// as far as there are so many among the heuristics' first `offered`; the first that works when nothing is to be timed;
-// null: none.
+// The fastest of at least `most` plans of the first form, and a quarter as many of the others, that work within the
+// rules, as far as there are so many among the heuristics' first `offered`; the first that works when nothing is to be
+// timed; null: none.
 std::unique_ptr<BackendPlan> fastest(CudaContext& cuda, DType dtype, const PlanRules& rules,
                                      const std::vector<CudnnGraph>& forms, size_t most, size_t offered,
                                      const std::vector<void*>& pointers, std::string& why) {
@@ -264,8 +264,8 @@ std::unique_ptr<BackendPlan> fastest(CudaContext& cuda, DType dtype, const PlanR
     } catch (const Error& e) {
       why = e.what();
     }
-    // The further forms' plans are compiled at run time: fewer are worth the wait.
-    const size_t enough = &form == &forms.front() ? most : (most + 1) / 2;
+    // The further forms' plans are compiled at run time, a second each: fewer are worth the wait.
+    const size_t enough = &form == &forms.front() ? most : (most + 3) / 4;
     size_t working = 0;
     for (size_t begin = 0; begin < candidates.size() && working < enough; begin += enough) {
       auto plans =
