@@ -10,6 +10,7 @@
 #include "core/allocator.h"
 #include "core/context.h"
 #include "core/parallel.h"
+#include "core/safetensors.h"
 #include "core/tensor.h"
 #include "data/cifar10.h"
 #include "data/loader.h"
