@@ -48,7 +48,7 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
 
   std::string device, augment, tune;
   int64_t seed = 0;
-  bool asked_nesterov = false, plain_momentum = false;
+  bool asked_nesterov = false, plain_momentum = false, decay_norm = false, no_decay_norm = false;
   app.add_option("--data", o.data, "folder of CIFAR-10's binary files (without it: a generated set)")
       ->group(kRun)
       ->type_name("DIR");
@@ -57,6 +57,10 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
       ->type_name("NAME");
   app.add_option("--threads", o.threads, "CPU threads (default: all cores)")->group(kRun);
   app.add_option("--limit", o.limit, "use only the first N training images (0: all)")->group(kRun);
+  app.add_option("--val-size", o.val_size,
+                 "hold out N training images, by the seed: they are evaluated, the test set only at the end")
+      ->group(kRun)
+      ->type_name("N");
   app.add_option("--seed", seed, "of initialisation, shuffling, augmentation, dropout (default 0)")->group(kRun);
 
   app.add_option("--epochs", o.epochs, "passes over the training images")->group(kRecipe);
@@ -66,6 +70,9 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   app.add_option("--lr,--learning-rate", o.lr, "learning rate, before the schedule")->group(kRecipe);
   app.add_option("--momentum", o.momentum, "of SGD (default 0.9)")->group(kRecipe);
   app.add_option("--weight-decay,--wd", o.weight_decay, "L2 penalty (default 5e-4)")->group(kRecipe);
+  app.add_flag("--decay-norm", decay_norm, "weight decay on norms and biases, too (this is the default)")
+      ->group(kRecipe);
+  app.add_flag("--no-decay-norm", no_decay_norm, "none on norms and biases")->group(kRecipe)->excludes("--decay-norm");
   app.add_flag("--nesterov", asked_nesterov, "Nesterov's momentum (this is the default)")->group(kRecipe);
   app.add_flag("--no-nesterov", plain_momentum, "plain momentum")->group(kRecipe)->excludes("--nesterov");
   app.add_option(
@@ -121,6 +128,7 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
     check(seed >= 0, "--seed: ", seed, " is negative");
     o.seed = static_cast<uint64_t>(seed);
     o.nesterov = !plain_momentum;
+    o.decay_norm = !no_decay_norm;
     fill_defaults(app, o);
     validate(o);
   } catch (const Error& e) {
@@ -167,6 +175,7 @@ void validate(const TrainOptions& o) {
   check(o.iterations <= 100'000'000, "--iterations: ", o.iterations, " is too large; use 100000000 or less");
   at_least("--batch-size", o.batch_size, 1);
   at_least("--limit", o.limit, 0);
+  at_least("--val-size", o.val_size, 0);
   at_least("--threads", o.threads, 0);
   at_least("--cutout", o.cutout, 0);
   at_least("--eval", o.eval_every, 0);

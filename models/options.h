@@ -15,11 +15,12 @@ enum class Augment : uint8_t { none, flip, crop, full };
 std::string_view name_of(Augment a);
 
 struct TrainOptions {
-  std::string data;    // folder of CIFAR-10's binary files; empty: the generated set
-  Device device;       // CUDA when there is one
-  int threads = 0;     // 0: the machine's cores, or OMP_NUM_THREADS
-  double width = 1.0;  // of vgg16
-  int64_t limit = 0;   // training images used; 0: all
+  std::string data;      // folder of CIFAR-10's binary files; empty: the generated set
+  Device device;         // CUDA when there is one
+  int threads = 0;       // 0: the machine's cores, or OMP_NUM_THREADS
+  double width = 1.0;    // of vgg16
+  int64_t limit = 0;     // training images used; 0: all
+  int64_t val_size = 0;  // of those, held out for validation
   Augment augment = Augment::crop;
   int64_t cutout = 0;  // side of the erased square; 0: none
 
@@ -29,6 +30,7 @@ struct TrainOptions {
   double lr = 0.05;
   double momentum = 0.9;
   double weight_decay = 5e-4;
+  bool decay_norm = true;  // weight decay on the parameters of norms and on biases, too
   bool nesterov = true;
   std::string schedule = "onecycle";  // see optim/schedule.h
   double label_smoothing = 0;

@@ -61,9 +61,13 @@ void add_amp(json& record, const amp::Amp* amp, const amp::Status& status) {
   record["applied_steps"] = status.applied_steps;
 }
 
-json evaluation_json(const std::optional<Evaluation>& e, const char* field) {
-  if (!e) return nullptr;
-  return std::string_view(field) == "loss" ? e->loss : e->accuracy;
+// Null for a test that did not happen.
+void add_evaluations(json& record, const NamedEvaluations& evaluations) {
+  record["test_loss"] = record["test_accuracy"] = nullptr;
+  for (const auto& [name, e] : evaluations) {
+    record[name + "_loss"] = e.loss;
+    record[name + "_accuracy"] = e.accuracy;
+  }
 }
 }  // namespace
 
@@ -97,7 +101,8 @@ Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const opt
       facts_(facts),
       optimizer_(optimizer),
       amp_(amp && amp->enabled() ? amp : nullptr),
-      bar_(isatty(STDOUT_FILENO) && !options.quiet) {
+      bar_(isatty(STDOUT_FILENO) && !options.quiet),
+      chosen_by_(facts.validation_images > 0 ? "validation" : "test") {
   if (!options.log.empty()) log_ = std::make_unique<Log>(options.log);
   const int64_t per_epoch = std::max<int64_t>(facts.steps_per_epoch, 1);
   epochs_total_ = (facts.total_steps + per_epoch - 1) / per_epoch;
@@ -106,8 +111,9 @@ Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const opt
   print(str("train_vgg16 ", version(), " | ", options.device, ", ", num_threads(), " threads",
             options.deterministic ? ", deterministic" : "", idle.empty() ? "" : str(" (no effect here: ", idle, ")"),
             " | ", amp_ ? precision_text(*amp_) : precision, " | ", facts.model, ", ", facts.parameters,
-            " parameters | data: ", facts.data, ", ", facts.train_images, " training and ", facts.test_images,
-            " test images"));
+            " parameters | data: ", facts.data, ", ", facts.train_images, " training",
+            facts.validation_images > 0 ? str(", ", facts.validation_images, " validation") : "", " and ",
+            facts.test_images, " test images"));
   if (options.data.empty()) print("No --data given: these are generated drawings in CIFAR-10's format, not CIFAR-10.");
   if (!log_) return;
   log_->write({{"type", "config"},
@@ -125,6 +131,7 @@ Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const opt
                {"data", facts.data},
                {"generated", options.data.empty()},
                {"train_images", facts.train_images},
+               {"validation_images", facts.validation_images},
                {"test_images", facts.test_images},
                {"total_steps", facts.total_steps},
                {"epochs", epochs_total_},
@@ -133,6 +140,7 @@ Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const opt
                {"momentum", options.momentum},
                {"nesterov", options.nesterov},
                {"weight_decay", options.weight_decay},
+               {"decay_norm", options.decay_norm},
                {"schedule", options.schedule},
                {"label_smoothing", options.label_smoothing},
                {"augment", name_of(options.augment)},
@@ -255,40 +263,38 @@ void Reporter::show_progress() {
   bar_time_ = Clock::now();
 }
 
-void Reporter::evaluation(const Evaluation& test) {
+void Reporter::evaluation(const Evaluation& evaluation, const std::string& name) {
   if (steps_ == 0 && options_.tune == TuneMode::full) print_plans();
-  if (test.images < facts_.test_images) return;
-  test_ = last_test_ = test;
-  if (test.accuracy > best_accuracy_) best_accuracy_ = test.accuracy, best_epoch_ = epochs_ + 1;
+  if (evaluation.cut_short) return;
+  evaluations_.emplace_back(name, evaluation);
+  std::erase_if(last_evaluations_, [&](const auto& last) { return last.first == name; });
+  last_evaluations_.emplace_back(name, evaluation);
+  if (name != chosen_by_ || evaluation.accuracy <= best_accuracy_) return;
+  best_accuracy_ = evaluation.accuracy;
+  best_epoch_ = epochs_ + 1;
 }
 
 void Reporter::epoch() {
   read_pending();
   read_status();  // with the last step
-  const std::optional<Evaluation> test = std::exchange(test_, std::nullopt);
+  const NamedEvaluations evaluations = std::exchange(evaluations_, {});
   const double seconds = seconds_since(epoch_start_), images = static_cast<double>(std::max<int64_t>(images_, 1));
   const double loss = loss_sum_ / images, accuracy = static_cast<double>(correct_) / images;
   const size_t peak = memory_stats(options_.device).peak;
   ++epochs_;
   std::string line = format("epoch %d/%d  loss %.4f  train %.2f %%", static_cast<int>(epochs_),
                             static_cast<int>(epochs_total_), loss, 100 * accuracy);
-  if (test) line += format("  test %.2f %% (loss %.4f)", 100 * test->accuracy, test->loss);
+  for (const auto& [name, e] : evaluations)
+    line += format("  %s %.2f %% (loss %.4f)", name.c_str(), 100 * e.accuracy, e.loss);
   print(line +
         format("  %.0f images/s  lr %.5f  peak %.0f MiB  %.1f s", images_per_second_, lr_,
                static_cast<double>(peak) / (1 << 20), seconds) +
         amp_text(amp_, status_));
   if (log_) {
-    json record{{"type", "epoch"},
-                {"epoch", epochs_},
-                {"step", steps_},
-                {"loss", loss},
-                {"train_accuracy", accuracy},
-                {"test_loss", evaluation_json(test, "loss")},
-                {"test_accuracy", evaluation_json(test, "accuracy")},
-                {"images_per_second", images_per_second_},
-                {"lr", lr_},
-                {"peak_memory_bytes", peak},
-                {"seconds", seconds}};
+    json record{{"type", "epoch"}, {"epoch", epochs_},           {"step", steps_},
+                {"loss", loss},    {"train_accuracy", accuracy}, {"images_per_second", images_per_second_},
+                {"lr", lr_},       {"peak_memory_bytes", peak},  {"seconds", seconds}};
+    add_evaluations(record, evaluations);
     add_amp(record, amp_, status_);
     log_->write(record);
   }
@@ -306,9 +312,12 @@ int Reporter::finish(int stop_signal) {
   line +=
       format("%d steps, %.1f epochs, %.1f s", static_cast<int>(steps_),
              static_cast<double>(steps_) / static_cast<double>(std::max<int64_t>(facts_.steps_per_epoch, 1)), seconds);
-  line += last_test_ ? format("; test accuracy %.2f %%, best %.2f %% (epoch %d)", 100 * last_test_->accuracy,
-                              100 * best_accuracy_, static_cast<int>(best_epoch_))
-                     : "; not evaluated";
+  for (const auto& [name, e] : last_evaluations_) {
+    line += format("; %s accuracy %.2f %%", name.c_str(), 100 * e.accuracy);
+    if (name == chosen_by_)
+      line += format(", best %.2f %% (epoch %d)", 100 * best_accuracy_, static_cast<int>(best_epoch_));
+  }
+  if (last_evaluations_.empty()) line += "; not evaluated";
   if (amp_)
     line += format("; %d steps applied, %d skipped, loss scale %g", static_cast<int>(status_.applied_steps),
                    static_cast<int>(status_.skipped_steps), status_.scale);
@@ -318,11 +327,10 @@ int Reporter::finish(int stop_signal) {
                 {"status", stop_signal == 0 ? "finished" : "interrupted"},
                 {"steps", steps_},
                 {"epochs", epochs_},
-                {"test_loss", evaluation_json(last_test_, "loss")},
-                {"test_accuracy", evaluation_json(last_test_, "accuracy")},
-                {"best_test_accuracy", last_test_ ? json(best_accuracy_) : json()},
+                {str("best_", chosen_by_, "_accuracy"), best_epoch_ > 0 ? json(best_accuracy_) : json()},
                 {"peak_memory_bytes", memory_stats(options_.device).peak},
                 {"seconds", seconds}};
+    add_evaluations(record, last_evaluations_);
     add_amp(record, amp_, status_);
     log_->write(record);
   }

@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "amp/report.h"
@@ -19,7 +19,11 @@ struct Evaluation {
   double loss = 0;      // mean over the images
   double accuracy = 0;  // in [0, 1]
   int64_t images = 0;
+  bool cut_short = false;  // a signal came before all images were seen
 };
+
+// By the name of what was evaluated: "test", "validation".
+using NamedEvaluations = std::vector<std::pair<std::string, Evaluation>>;
 
 // How many rows of logits [n, classes] have their largest value at the label. Waits for the device.
 int64_t count_correct(const Tensor& logits, const Tensor& labels);
@@ -27,7 +31,7 @@ int64_t count_correct(const Tensor& logits, const Tensor& labels);
 struct RunFacts {
   std::string model;  // "vgg16 width 0.25"
   std::string data;   // where the images come from
-  int64_t parameters = 0, train_images = 0, test_images = 0;
+  int64_t parameters = 0, train_images = 0, test_images = 0, validation_images = 0;
   int64_t steps_per_epoch = 0, total_steps = 0;
 };
 
@@ -46,8 +50,8 @@ class Reporter {
   // With --amp-report, after each step: names the op at fault when it was skipped; after the last one of an epoch
   // writes the report and its plot. `loss` computes the loss of the step's batch again.
   void examine(amp::Amp& amp, const std::function<Var()>& loss);
-  // An evaluation, before epoch(). One that a signal cut short is dropped.
-  void evaluation(const Evaluation& test);
+  // An evaluation, before epoch(), and of what: "test", "validation". One that a signal cut short is dropped.
+  void evaluation(const Evaluation& evaluation, const std::string& name);
   // After each epoch, or what was done of it.
   void epoch();
   // The summary. `stop_signal` 0: the run reached its end. Gives the exit code: 0, or 128 + signal.
@@ -83,7 +87,8 @@ class Reporter {
   int64_t examined_skips_ = 0;
   double loss_sum_ = 0;  // of this epoch's images
   int64_t images_ = 0, correct_ = 0;
-  std::optional<Evaluation> test_, last_test_;  // of this epoch; the newest
+  NamedEvaluations evaluations_, last_evaluations_;  // of this epoch; the newest
+  std::string chosen_by_;  // the evaluation whose best is told: the validation where there is one
   double best_accuracy_ = -1;
   int64_t best_epoch_ = 0;
   Clock::time_point run_start_ = Clock::now(), epoch_start_ = run_start_, bar_time_{};

@@ -13,9 +13,8 @@ int run(int argc, const char* const* argv) {
   Context::of(options.device);  // throws here when the device is not there
 
   // The data: bytes in memory; the loader shuffles, augments and normalises them on a thread of its own.
-  data::TrainTest sets = models::load_data(options);
+  const models::DataSets sets = models::load_data(options);
   data::Loader train(sets.train, models::train_loader_options(options));
-  data::Loader test(sets.test, models::test_loader_options(options));
 
   // The network. One seed fixes its first weights, the order of the images and their augmentation.
   manual_seed(options.seed);
@@ -24,10 +23,7 @@ int run(int argc, const char* const* argv) {
 
   // The optimizer and its learning rate as a function of the step.
   const int64_t steps = models::total_steps(options, train.steps_per_epoch());
-  optim::Sgd sgd(model.parameters(), {.lr = options.lr,
-                                      .momentum = options.momentum,
-                                      .nesterov = options.nesterov,
-                                      .weight_decay = options.weight_decay});
+  optim::Sgd sgd(models::parameter_groups(model, options));
   sgd.set_schedule(optim::parse_schedule(options.schedule, steps, train.steps_per_epoch()), steps);
 
   amp::Amp amp = amp::initialize(model, sgd, models::amp_options(options));  // --amp O0: does nothing
@@ -38,13 +34,14 @@ int run(int argc, const char* const* argv) {
                            .parameters = model.parameter_count(),
                            .train_images = sets.train.size(),
                            .test_images = sets.test.size(),
+                           .validation_images = sets.validation.size(),
                            .steps_per_epoch = train.steps_per_epoch(),
                            .total_steps = steps},
                           sgd, &amp);
   const models::StopSignals stop;  // Ctrl-C: finish the step, then sum up
-  const auto stopped = [&] { return bool(stop); };
+  models::Evaluator evaluate(options, sets, report, [&] { return bool(stop); });
   if (options.evaluate_only) {
-    report.evaluation(models::evaluate(model, test, stopped));
+    evaluate(model, true);
     return report.finish(stop.received());
   }
 
@@ -61,8 +58,8 @@ int run(int argc, const char* const* argv) {
       report.examine(amp, [&, x = x, y = y] { return cross_entropy(model(x), y, criterion); });  // --amp-report
       if (report.steps() == steps || stop) break;
     }
-    const bool due = options.eval_every > 0 && epoch % options.eval_every == 0;
-    if (!stop && (due || report.steps() == steps)) report.evaluation(models::evaluate(model, test, stopped));
+    const bool last = report.steps() == steps, due = options.eval_every > 0 && epoch % options.eval_every == 0;
+    if (!stop && (due || last)) evaluate(model, last);
     report.epoch();
   }
   return report.finish(stop.received());

@@ -8,9 +8,17 @@
 
 namespace ht::models {
 
-data::TrainTest load_data(const TrainOptions& o) {
-  data::TrainTest sets = o.data.empty() ? data::make_synthetic() : data::read_cifar10(o.data);
+DataSets load_data(const TrainOptions& o) {
+  const data::TrainTest all = o.data.empty() ? data::make_synthetic() : data::read_cifar10(o.data);
+  DataSets sets{all.train, all.test, {}};
   if (o.limit > 0) sets.train = sets.train.limit(o.limit);
+  check(o.val_size < sets.train.size(), "--val-size: ", o.val_size, " leaves none of the ", sets.train.size(),
+        " training images to train on");
+  if (o.val_size > 0) {
+    const data::TrainTest parts = data::split(sets.train, o.val_size, o.seed);
+    sets.train = parts.train;
+    sets.validation = parts.test;
+  }
   check(o.batch_size <= sets.train.size(), "--batch-size: ", o.batch_size, " is larger than the training set of ",
         sets.train.size(), " images");
   return sets;
@@ -31,6 +39,16 @@ data::LoaderOptions test_loader_options(const TrainOptions& o) {
   options.shuffle = false;
   options.device = o.device;
   return options;
+}
+
+std::vector<optim::ParamGroup<optim::SgdOptions>> parameter_groups(const Module& model, const TrainOptions& o) {
+  const optim::SgdOptions sgd{
+      .lr = o.lr, .momentum = o.momentum, .nesterov = o.nesterov, .weight_decay = o.weight_decay};
+  if (o.decay_norm) return {{model.parameters(), sgd}};
+  std::vector<optim::ParamGroup<optim::SgdOptions>> groups{{{}, sgd}, {{}, sgd}};
+  groups[1].options.weight_decay = 0;
+  for (const Var& p : model.parameters()) groups[p.shape().rank() > 1 ? 0 : 1].params.push_back(p);
+  return groups;
 }
 
 int64_t total_steps(const TrainOptions& o, int64_t steps_per_epoch) {
@@ -56,7 +74,18 @@ Evaluation evaluate(Module& model, data::Loader& loader, const std::function<boo
     sum.loss /= static_cast<double>(sum.images);
     sum.accuracy /= static_cast<double>(sum.images);
   }
+  sum.cut_short = sum.images < loader.dataset().size();
   return sum;
+}
+
+Evaluator::Evaluator(const TrainOptions& options, const DataSets& sets, Reporter& report, std::function<bool()> stop)
+    : report_(report), stop_(std::move(stop)), test_(sets.test, test_loader_options(options)) {
+  if (sets.validation.size() > 0) validation_.emplace(sets.validation, test_loader_options(options));
+}
+
+void Evaluator::operator()(Module& model, bool last) {
+  if (validation_) report_.evaluation(evaluate(model, *validation_, stop_), "validation");
+  if (last || !validation_) report_.evaluation(evaluate(model, test_, stop_), "test");
 }
 
 }  // namespace ht::models

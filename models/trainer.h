@@ -2,19 +2,31 @@
 #pragma once
 
 #include <functional>
+#include <optional>
+#include <vector>
 
 #include "autograd/module.h"
 #include "data/loader.h"
 #include "models/options.h"
 #include "models/report.h"
+#include "optim/sgd.h"
 
 namespace ht::models {
 
-// CIFAR-10's files from options.data, or the generated set; at most options.limit training images.
-data::TrainTest load_data(const TrainOptions& options);
+struct DataSets {
+  data::ImageDataset train, test;
+  data::ImageDataset validation;  // empty without --val-size
+};
+// CIFAR-10's files from options.data, or the generated set; at most options.limit training images, of which val_size,
+// drawn by the seed, become the validation set.
+DataSets load_data(const TrainOptions& options);
 
 data::LoaderOptions train_loader_options(const TrainOptions& options);
 data::LoaderOptions test_loader_options(const TrainOptions& options);
+
+// The optimizer's groups. With decay_norm one; without it the parameters of rank 1, which are those of norms and the
+// biases, have a group that does not decay.
+std::vector<optim::ParamGroup<optim::SgdOptions>> parameter_groups(const Module& model, const TrainOptions& options);
 
 // Steps of the whole run: epochs * steps_per_epoch, at most options.iterations when that is set.
 int64_t total_steps(const TrainOptions& options, int64_t steps_per_epoch);
@@ -22,5 +34,18 @@ int64_t total_steps(const TrainOptions& options, int64_t steps_per_epoch);
 // Mean loss and accuracy in evaluation mode, recording nothing; the model's mode is restored. Ends early, with what it
 // has seen, once `stop` holds.
 Evaluation evaluate(Module& model, data::Loader& loader, const std::function<bool()>& stop = {});
+
+// What a run looks at between epochs: the validation set where there is one, and the test set then only at the end.
+class Evaluator {
+ public:
+  Evaluator(const TrainOptions& options, const DataSets& sets, Reporter& report, std::function<bool()> stop);
+  void operator()(Module& model, bool last);
+
+ private:
+  Reporter& report_;
+  std::function<bool()> stop_;
+  data::Loader test_;
+  std::optional<data::Loader> validation_;
+};
 
 }  // namespace ht::models

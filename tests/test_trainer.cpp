@@ -7,11 +7,13 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "data/synthetic.h"
 #include "models/layers.h"
 #include "models/sequential.h"
 #include "models/trainer.h"
+#include "models/vgg.h"
 #include "optim/sgd.h"
 
 using namespace ht;
@@ -188,6 +190,69 @@ TEST_CASE("a batch larger than the set") {
   CHECK_THROWS_AS(models::load_data(o), Error);
 }
 
+TEST_CASE("a validation set is held out of the training set, by the seed") {
+  TrainOptions o;
+  o.batch_size = 10;
+  o.limit = 100;
+  o.val_size = 30;
+  const models::DataSets sets = models::load_data(o), again = models::load_data(o);
+  CHECK(sets.train.size() == 70);
+  CHECK(sets.validation.size() == 30);
+  CHECK(sets.validation.labels.to_vector() == again.validation.labels.to_vector());
+  const auto image = [](const data::ImageDataset& set, int64_t i) { return set.images.rows(i, i + 1).to_vector(); };
+  std::set<std::vector<double>> seen;
+  for (int64_t i = 0; i < 70; ++i) seen.insert(image(sets.train, i));
+  for (int64_t i = 0; i < 30; ++i) CHECK(!seen.contains(image(sets.validation, i)));
+  o.seed = 1;
+  CHECK(models::load_data(o).validation.labels.to_vector() != sets.validation.labels.to_vector());
+  o.val_size = 100;
+  CHECK_THROWS_WITH(models::load_data(o), "--val-size: 100 leaves none of the 100 training images to train on");
+}
+
+TEST_CASE("--no-decay-norm: parameters of rank 1 in a group that does not decay") {
+  const nn::Sequential net = models::vgg16({.width = 0.05});
+  const auto all = models::parameter_groups(net, parsed({"--wd", "0.25"}));
+  REQUIRE(all.size() == 1);
+  CHECK(all[0].params.size() == net.parameters().size());
+  const auto groups = models::parameter_groups(net, parsed({"--wd", "0.25", "--lr", "2", "--no-decay-norm"}));
+  REQUIRE(groups.size() == 2);
+  CHECK(groups[0].params.size() == 16);  // convolutions
+  CHECK(groups[1].params.size() == 30);  // gamma and beta of 15 norms
+  CHECK(groups[0].options.weight_decay == 0.25);
+  CHECK(groups[1].options.weight_decay == 0);
+  CHECK(groups[1].options.lr == 2);
+  for (const Var& p : groups[1].params) CHECK(p.shape().rank() == 1);
+}
+
+TEST_CASE("Reporter: with a validation set that one's best is told, the test beside it") {
+  TrainOptions o;
+  o.device = Device::cpu();
+  o.log = temporary("log.jsonl").string();
+  o.quiet = true;
+  nn::Sequential net = classifier(2);
+  optim::Sgd sgd(net.parameters(), {.lr = 0.5});
+  {
+    models::Reporter report(
+        o, {.model = "m", .data = "d", .validation_images = 4, .steps_per_epoch = 1, .total_steps = 2}, sgd);
+    report.evaluation({.loss = 1, .accuracy = 0.75, .images = 4}, "validation");
+    report.epoch();
+    report.evaluation({.loss = 2, .accuracy = 0.5, .images = 4}, "validation");
+    report.evaluation({.loss = 3, .accuracy = 0.25, .images = 8}, "test");
+    report.epoch();
+    report.finish(0);
+  }
+  const auto lines = read_lines(o.log);
+  REQUIRE(lines.size() == 4);
+  CHECK(lines[1]["validation_accuracy"] == 0.75);
+  CHECK(lines[1]["test_accuracy"].is_null());
+  CHECK(lines[2]["validation_loss"] == 2);
+  CHECK(lines[2]["test_loss"] == 3);
+  CHECK(lines[3]["best_validation_accuracy"] == 0.75);
+  CHECK(lines[3]["validation_accuracy"] == 0.5);
+  CHECK(lines[3]["test_accuracy"] == 0.25);
+  std::filesystem::remove_all(temporary("").parent_path());
+}
+
 TEST_CASE("correct rows: the largest logit at the label; NaN is never right") {
   const double nan = std::nan("");
   const Tensor logits = Tensor::from({1, 2, 0, 3, 2, 1, nan, nan, nan}, {3, 3});
@@ -212,7 +277,10 @@ TEST_CASE("evaluate: means over all images whatever the batches; restores the mo
   CHECK(net.training());
   CHECK(!net.parameters()[0].grad().defined());
   net.eval();
-  CHECK(models::evaluate(net, in_parts, [] { return true; }).images == 16);
+  const models::Evaluation stopped = models::evaluate(net, in_parts, [] { return true; });
+  CHECK(stopped.images == 16);
+  CHECK(stopped.cut_short);
+  CHECK(!a.cut_short);
   CHECK(!net.training());
 }
 
@@ -267,10 +335,10 @@ TEST_CASE("Reporter: one JSON line a record; a loss that is not finite ends the 
                             sgd);
     report.step(Tensor::full({}, 2), logits, labels);
     report.step(Tensor::full({}, 1), logits, labels);
-    report.evaluation({.loss = 3, .accuracy = 0.75, .images = 4});
+    report.evaluation({.loss = 3, .accuracy = 0.75, .images = 4}, "test");
     report.epoch();
     report.step(Tensor::full({}, 1), logits, labels);
-    report.evaluation({.loss = 0, .accuracy = 1, .images = 2});  // cut short: not counted
+    report.evaluation({.loss = 0, .accuracy = 1, .images = 2, .cut_short = true}, "test");  // not counted
     CHECK_THROWS_WITH(report.step(Tensor::full({}, std::nan("")), logits, labels),
                       "step 4 (epoch 2): the loss is nan; training has diverged, try a smaller --lr (0.5 now)");
   }
