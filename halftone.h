@@ -15,6 +15,7 @@
 #include "data/cifar10.h"
 #include "data/loader.h"
 #include "data/synthetic.h"
+#include "models/checkpoint.h"
 #include "models/init.h"
 #include "models/layers.h"
 #include "models/program.h"

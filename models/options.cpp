@@ -6,6 +6,7 @@
 #include "core/context.h"
 #include "core/error.h"
 #include "core/parallel.h"
+#include "models/checkpoint.h"
 #include "models/program.h"
 #include "optim/schedule.h"
 
@@ -115,6 +116,16 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
       ->group(kReport)
       ->type_name("FILE");
   app.add_option("-p,--print-freq", o.print_freq, "steps between lines (default 50)")->group(kReport);
+  app.add_option("--save", o.save, "write checkpoints there, and at the end or when stopped by a signal")
+      ->group(kRun)
+      ->type_name("DIR");
+  app.add_option("--save-every", o.save_every, "steps (500) or epochs (2e) between checkpoints (default 1e)")
+      ->group(kRun)
+      ->type_name("N");
+  app.add_option("--keep", o.keep, "newest checkpoints to keep (default 2; 0: all)")->group(kRun);
+  app.add_option("--resume", o.resume, "go on from this checkpoint, or from the newest whole one in this folder")
+      ->group(kRun)
+      ->type_name("FILE|DIR");
   app.add_flag("-q,--quiet", o.quiet, "only the first line, the epochs and the summary")->group(kReport);
 
   if (const auto code = parse(app, argc, argv)) return code;
@@ -125,6 +136,8 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
     check(
         !o.deterministic || tune.empty() || o.tune == TuneMode::off, "--tune: ", tune,
         " cannot go with --deterministic, which takes the first plan that works so that every run takes the same one");
+    for (const char* flag : {"--save-every", "--keep"})
+      check(app.count(flag) == 0 || !o.save.empty(), flag, ": nothing is saved without --save DIR");
     check(seed >= 0, "--seed: ", seed, " is negative");
     o.seed = static_cast<uint64_t>(seed);
     o.nesterov = !plain_momentum;
@@ -183,6 +196,8 @@ void validate(const TrainOptions& o) {
   check(o.workspace_limit_mib <= 1 << 20, "--workspace-limit: ", o.workspace_limit_mib,
         " is too large; it is in MiB, use 1048576 or less");
   at_least("--print-freq", o.print_freq, 1);
+  at_least("--keep", o.keep, 0);
+  parse_interval(o.save_every, 1);  // throws on one that is none
   finite("--lr", o.lr);
   finite("--weight-decay", o.weight_decay);
   within("--momentum", o.momentum, 0, 1);

@@ -46,10 +46,14 @@ struct TrainOptions {
 
   int64_t eval_every = 1;  // epochs between evaluations; 0: only after the last
   bool evaluate_only = false;
-  std::string log;          // JSON lines; empty: none
-  std::string amp_report;   // what half precision did to the last batch: JSON here, and a plot beside it
-  int64_t print_freq = 50;  // steps between lines (or refreshes of the bar)
-  bool quiet = false;       // epoch lines and the summary only
+  std::string log;                // JSON lines; empty: none
+  std::string amp_report;         // what half precision did to the last batch: JSON here, and a plot beside it
+  std::string save;               // folder for checkpoints; empty: none
+  std::string save_every = "1e";  // steps, or epochs: "500", "2e"
+  int64_t keep = 2;               // newest checkpoints that stay; 0: all
+  std::string resume;             // checkpoint, or folder of them, to go on from
+  int64_t print_freq = 50;        // steps between lines (or refreshes of the bar)
+  bool quiet = false;             // epoch lines and the summary only
 };
 
 // What initialize takes. Throws Error naming the flag on a level, scale or policy file that amp refuses.

@@ -73,7 +73,7 @@ void add_evaluations(json& record, const NamedEvaluations& evaluations) {
 
 // One object a line, flushed at once, so that a run that is killed leaves whole lines.
 struct Reporter::Log {
-  explicit Log(const std::string& path) : file(path, std::ios::trunc) {
+  Log(const std::string& path, std::ios::openmode mode) : file(path, mode) {
     check(file.is_open(), "log: cannot write '", path, "'; does its folder exist, and may you write there? (--log)");
   }
   void write(const json& record) {
@@ -103,9 +103,14 @@ Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const opt
       amp_(amp && amp->enabled() ? amp : nullptr),
       bar_(isatty(STDOUT_FILENO) && !options.quiet),
       chosen_by_(facts.validation_images > 0 ? "validation" : "test") {
-  if (!options.log.empty()) log_ = std::make_unique<Log>(options.log);
+  if (!options.log.empty())
+    log_ = std::make_unique<Log>(options.log, options.resume.empty() ? std::ios::trunc : std::ios::app);
   const int64_t per_epoch = std::max<int64_t>(facts.steps_per_epoch, 1);
   epochs_total_ = (facts.total_steps + per_epoch - 1) / per_epoch;
+  steps_ = facts.first_step;
+  epochs_ = steps_ / per_epoch;
+  if (amp_ && steps_ > 0) status_ = amp_->status();  // skips of the run before are not news
+  examined_skips_ = status_.skipped_steps;
   const std::string idle = idle_flags(options);
   const std::string precision = options.tf32 && options.device.is_cuda() ? "tf32" : "f32";
   print(str("train_vgg16 ", version(), " | ", options.device, ", ", num_threads(), " threads",
@@ -155,7 +160,7 @@ Reporter::~Reporter() {
 
 void Reporter::step(const Var& loss, const Var& logits, const Var& labels) {
   pending_.push_back({++steps_, loss.value(), logits.value(), labels.value()});
-  if (steps_ == 1 && options_.tune == TuneMode::full) print_plans();
+  if (steps_ == facts_.first_step + 1 && options_.tune == TuneMode::full) print_plans();
   const bool last = steps_ == facts_.total_steps || steps_ == (epochs_ + 1) * facts_.steps_per_epoch;
   if (!options_.device.is_cuda() || last || steps_ % options_.print_freq == 0) read_pending();
   if (!options_.quiet) show_progress();
@@ -264,7 +269,7 @@ void Reporter::show_progress() {
 }
 
 void Reporter::evaluation(const Evaluation& evaluation, const std::string& name) {
-  if (steps_ == 0 && options_.tune == TuneMode::full) print_plans();
+  if (steps_ == facts_.first_step && options_.tune == TuneMode::full) print_plans();
   if (evaluation.cut_short) return;
   evaluations_.emplace_back(name, evaluation);
   std::erase_if(last_evaluations_, [&](const auto& last) { return last.first == name; });

@@ -33,6 +33,7 @@ struct RunFacts {
   std::string data;   // where the images come from
   int64_t parameters = 0, train_images = 0, test_images = 0, validation_images = 0;
   int64_t steps_per_epoch = 0, total_steps = 0;
+  int64_t first_step = 0;  // steps done by the run that this one goes on from
 };
 
 class Reporter {

@@ -28,6 +28,8 @@ int run(int argc, const char* const* argv) {
 
   amp::Amp amp = amp::initialize(model, sgd, models::amp_options(options));  // --amp O0: does nothing
 
+  models::Checkpoints checkpoints(options, {model, sgd, amp, train});  // --save and --resume; else they do nothing
+
   models::Reporter report(options,
                           {.model = str("vgg16 width ", options.width),
                            .data = sets.train.source,
@@ -36,7 +38,8 @@ int run(int argc, const char* const* argv) {
                            .test_images = sets.test.size(),
                            .validation_images = sets.validation.size(),
                            .steps_per_epoch = train.steps_per_epoch(),
-                           .total_steps = steps},
+                           .total_steps = steps,
+                           .first_step = checkpoints.resume()},
                           sgd, &amp);
   const models::StopSignals stop;  // Ctrl-C: finish the step, then sum up
   models::Evaluator evaluate(options, sets, report, [&] { return bool(stop); });
@@ -46,7 +49,7 @@ int run(int argc, const char* const* argv) {
   }
 
   const CrossEntropyOptions criterion{.label_smoothing = options.label_smoothing};
-  for (int64_t epoch = 1; report.steps() < steps && !stop; ++epoch) {
+  for (int64_t epoch = train.position().epoch + 1; report.steps() < steps && !stop; ++epoch) {
     model.train();
     for (const auto& [x, y] : train) {  // x [n, 32, 32, 3], y [n]
       sgd.zero_grad();
@@ -56,12 +59,14 @@ int run(int argc, const char* const* argv) {
       report.step(loss, logits, y);  // before the update: in FP32 a loss that is not finite stops the run here
       sgd.step();
       report.examine(amp, [&, x = x, y = y] { return cross_entropy(model(x), y, criterion); });  // --amp-report
+      checkpoints.step(report.steps());
       if (report.steps() == steps || stop) break;
     }
     const bool last = report.steps() == steps, due = options.eval_every > 0 && epoch % options.eval_every == 0;
     if (!stop && (due || last)) evaluate(model, last);
     report.epoch();
   }
+  checkpoints.finish(report.steps());
   return report.finish(stop.received());
 }
 

@@ -266,6 +266,45 @@ TEST_CASE("Ctrl-C and SIGTERM end after the step with a summary and whole lines"
   }
 }
 
+TEST_CASE("a run that a signal stops is saved, and --resume goes on from there to the end") {
+  const Folder folder;
+  const std::string log = folder / "log.jsonl", saved = folder / "saved";
+  const auto args = [&](const std::string& n) {
+    return small({"--iterations", n, "--schedule", "constant", "--eval", "0", "--log", log, "--save", saved,
+                  "--save-every", "1000e", "--resume", saved});
+  };
+  fs::create_directories(saved);
+  const Process run(program("train_vgg16"), args("1000000"), folder);
+  for (int i = 0; i < 600 && !contains(read(log), "\"step\":3"); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  run.signal(SIGTERM);
+  CHECK(run.wait().code == 128 + SIGTERM);
+  const int64_t steps = read_log(log).back()["steps"];
+  const auto name = [](int64_t step) {
+    std::string digits = std::to_string(step);
+    return "step-" + digits.insert(0, 9 - digits.size(), '0') + ".safetensors";
+  };
+  REQUIRE(fs::exists(fs::path(saved) / name(steps)));
+
+  const Result rest = train(folder, args(std::to_string(steps + 3)));
+  CHECK_MESSAGE(rest.code == 0, rest.err);
+  CHECK_MESSAGE(contains(rest.out, "after step " + std::to_string(steps)), rest.out);
+  CHECK(fs::exists(fs::path(saved) / name(steps + 3)));
+  const std::vector<json> lines = read_log(log);  // goes on in the same file
+  CHECK(lines.front()["type"] == "config");
+  CHECK(lines.back()["steps"] == steps + 3);
+  CHECK(lines[lines.size() - 3]["step"] == steps + 3);
+}
+
+TEST_CASE("bad checkpoint flags") {
+  const Folder folder;
+  CHECK(contains(train(folder, small({"--keep", "3"})).err, "nothing is saved without --save"));
+  CHECK(contains(train(folder, small({"--save", folder / "x", "--save-every", "often"})).err, "--save-every: 'often'"));
+  const Result absent = train(folder, small({"--resume", folder / "absent"}));
+  CHECK(absent.code == 1);
+  CHECK_MESSAGE(contains(absent.err, "No such file"), absent.err);
+}
+
 TEST_CASE("a learning rate beyond reason: the run says where it diverged") {
   const Folder folder;
   const Result r = train(folder, small({"--lr", "1e30", "--iterations", "50", "--schedule", "constant"}));
