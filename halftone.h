@@ -22,6 +22,7 @@
 #include "models/sequential.h"
 #include "models/trainer.h"
 #include "models/vgg.h"
+#include "models/weights.h"
 #include "ops/ops.h"
 #include "ops/registry.h"
 #include "optim/adamw.h"

@@ -2,7 +2,9 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <string>
 
+#include "core/safetensors.h"
 #include "models/program.h"
 #include "ops/registry.h"
 
@@ -19,11 +21,50 @@ void print_ops() {
                 std::string(name_of(op->tag)).c_str(), std::string(op->reason).c_str());
 }
 
+// A file's text for a terminal: without characters that move its cursor.
+std::string printable(std::string text) {
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
+  return text;
+}
+
+// What is in a safetensors file, in the order of its bytes, without reading the numbers.
+void inspect(const std::string& path) {
+  const ht::SafeTensors file(path);
+  std::vector<const std::pair<const std::string, ht::SafeTensors::Entry>*> order;
+  size_t name_width = 4, shape_width = 5;
+  int64_t elements = 0;
+  for (const auto& item : file.entries()) {
+    order.push_back(&item);
+    name_width = std::max(name_width, item.first.size());
+    shape_width = std::max(shape_width, ht::str(item.second.spec.shape).size());
+    elements += item.second.spec.shape.numel();
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [](const auto* a, const auto* b) { return a->second.begin < b->second.begin; });
+  const auto width = [](size_t n) { return static_cast<int>(n); };
+  std::printf("%s: %zu tensors, %lld elements, %zu bytes\n\n", path.c_str(), order.size(),
+              static_cast<long long>(elements), file.file_bytes());
+  std::printf("%-*s  dtype  %-*s  %10s\n", width(name_width), "name", width(shape_width), "shape", "bytes");
+  for (const auto* item : order) {
+    const auto& [spec, begin, end] = item->second;
+    std::printf("%-*s  %-5s  %-*s  %10zu\n", width(name_width), printable(item->first).c_str(),
+                std::string(name_of(spec.dtype)).c_str(), width(shape_width), ht::str(spec.shape).c_str(), end - begin);
+  }
+  if (!file.metadata().empty()) std::printf("\nmetadata\n");
+  for (const auto& [key, text] : file.metadata())
+    std::printf("  %s: %s\n", printable(key).c_str(), printable(text).c_str());
+}
+
 int run(int argc, const char* const* argv) {
   CLI::App app("Halftone's tools", "halftone");
   app.set_version_flag("--version", ht::models::version_text());
   app.require_subcommand(1);
   app.add_subcommand("ops", "list every op with its amp tag and the reason")->callback(print_ops);
+  std::string path;
+  CLI::App* inspector = app.add_subcommand("inspect", "print what is in a safetensors file: a checkpoint, or weights");
+  inspector->add_option("FILE", path)->required();
+  inspector->callback([&] { inspect(path); });
   return ht::models::parse(app, argc, argv).value_or(0);
 }
 

@@ -325,3 +325,20 @@ TEST_CASE("halftone ops prints every op with its tag") {
   CHECK(r.code == 2);
   CHECK(r.out == "");
 }
+
+TEST_CASE("halftone inspect prints names, dtypes, shapes, bytes and metadata") {
+  const Folder folder;
+  CHECK(train(folder, small({"--iterations", "1", "--eval", "0", "--save", folder / "saved"})).code == 0);
+  const std::string path = folder / "saved/step-000000001.safetensors";
+  Result r = Process(program("halftone"), {"inspect", path}, folder).wait();
+  CHECK(r.code == 0);
+  for (const char* part : {"tensors, ", "features.0.weight", "[8,3,3,3]", "       864", "num_batches_tracked", "i64",
+                           "optimizer.applied_steps", "metadata", "format: pt", "halftone.state: {", "--batch-size"})
+    CHECK_MESSAGE(contains(r.out, part), part, "\n", r.out);
+  CHECK(Process(program("halftone"), {"inspect"}, folder).wait().code == 2);
+  fs::resize_file(path, 100);
+  r = Process(program("halftone"), {"inspect", path}, folder).wait();
+  CHECK(r.code == 1);
+  CHECK_MESSAGE(contains(r.err, "it is cut short"), r.err);
+  CHECK(r.out == "");
+}
