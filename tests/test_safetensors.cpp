@@ -22,7 +22,11 @@ std::string read(const fs::path& path) {
   text << std::ifstream(path, std::ios::binary).rdbuf();
   return text.str();
 }
-void write(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+// Always a new file: some file systems bring one that is overwritten to the disk at once.
+void write(const fs::path& path, const std::string& bytes) {
+  fs::remove(path);
+  std::ofstream(path, std::ios::binary) << bytes;
+}
 
 std::string file_of(const std::string& header, size_t data_bytes) {
   const uint64_t n = header.size();
