@@ -211,6 +211,13 @@ TEST_CASE("what cannot be resumed from, and why") {
   other.epochs = 99;  // longer is allowed
   CHECK(says(good.tensors, good.metadata, other) == "no error");
 
+  data::Loader other_data(data::random_set(48), train_loader_options(options));
+  const SafeTensors file(folder.path / "x");
+  CHECK(contains(error_of([&] {
+                   restore(file, {run.model, run.sgd, run.amp, other_data}, options);
+                 }),
+                 "was made with their labels' fingerprint "));
+
   StateDict lacking = good.tensors;
   lacking.erase("features.0.weight");
   CHECK(contains(says(lacking, good.metadata, options), "1 missing [features.0.weight]"));
