@@ -27,4 +27,5 @@
 #include "ops/registry.h"
 #include "optim/adamw.h"
 #include "optim/clip.h"
+#include "optim/ema.h"
 #include "optim/sgd.h"

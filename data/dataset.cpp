@@ -47,6 +47,17 @@ ImageDataset ImageDataset::subset(std::span<const int64_t> indices) const {
   return part;
 }
 
+ImageDataset ImageDataset::mirrored() const {
+  validate("mirrored");
+  ImageDataset result{Tensor::empty_like(images), labels, class_names, str(source, ", mirrored")};
+  const int64_t rows = images.shape().product(0, 2), w = images.dim(2);
+  const uint8_t* from = images.data<uint8_t>();
+  uint8_t* to = result.images.data<uint8_t>();
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t x = 0; x < w; ++x) std::copy_n(from + (row * w + x) * 3, 3, to + (row * w + w - 1 - x) * 3);
+  return result;
+}
+
 std::vector<int64_t> ImageDataset::class_counts() const {
   validate("class_counts");
   std::vector<int64_t> counts(class_names.size());

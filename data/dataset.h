@@ -25,6 +25,8 @@ struct ImageDataset {
   ImageDataset limit(int64_t n) const;
   // A copy of the images at `indices`, in that order. Throws Error on an index outside [0, size()).
   ImageDataset subset(std::span<const int64_t> indices) const;
+  // A copy, each image mirrored left to right.
+  ImageDataset mirrored() const;
   // Images per label. [classes()]
   std::vector<int64_t> class_counts() const;
 };

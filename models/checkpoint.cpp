@@ -43,6 +43,8 @@ json config_of(const TrainOptions& o, const data::Loader& loader) {
           {"--nesterov", o.nesterov},
           {"--weight-decay", o.weight_decay},
           {"--decay-norm", o.decay_norm},
+          {"--ema", o.ema},
+          {"--ema-every", o.ema_every},
           {"--schedule", o.schedule},
           {"--label-smoothing", o.label_smoothing},
           {"--amp", o.amp},
@@ -110,6 +112,8 @@ Snapshot take_snapshot(const RunState& run, const TrainOptions& options, int64_t
   Snapshot out{run.model.state_dict(), {}};
   for (const auto& [key, tensor] : run.optimizer.state_dict()) out.tensors["optimizer." + key] = tensor;
   for (const auto& [key, tensor] : run.amp.state_dict()) out.tensors["amp." + key] = tensor;
+  if (run.ema)
+    for (const auto& [key, tensor] : run.ema->model().state_dict()) out.tensors["ema." + key] = tensor;
   const data::LoaderPosition position = run.loader.position();
   const json state{{"checkpoint", kFormat},
                    {"step", step},
@@ -151,12 +155,14 @@ int64_t restore(const SafeTensors& file, const RunState& run, const TrainOptions
           "resume: '", file.path(), "': step ", step, " is not step ", position.step, " of epoch ", position.epoch,
           " with ", per_epoch, " steps each; the file is damaged");
     StateDict model = file.tensors();
-    const StateDict optimizer = part(model, "optimizer."), amp = part(model, "amp.");
-    std::erase_if(
-        model, [](const auto& item) { return item.first.starts_with("optimizer.") || item.first.starts_with("amp."); });
+    const StateDict optimizer = part(model, "optimizer."), amp = part(model, "amp."), ema = part(model, "ema.");
+    std::erase_if(model, [](const auto& item) {
+      return item.first.starts_with("optimizer.") || item.first.starts_with("amp.") || item.first.starts_with("ema.");
+    });
     run.model.load_state_dict(model);
     run.optimizer.load_state_dict(optimizer);
     run.amp.load_state_dict(amp);
+    if (run.ema) run.ema->model().load_state_dict(ema);
     run.loader.seek(position);
     set_random_state(Device::cpu(), state.at("random_cpu"));
     set_random_state(options.device, state.at("random_device"));

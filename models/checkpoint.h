@@ -11,6 +11,7 @@
 #include "core/safetensors.h"
 #include "data/loader.h"
 #include "models/options.h"
+#include "optim/ema.h"
 #include "optim/optimizer.h"
 
 namespace ht::models {
@@ -21,10 +22,11 @@ struct RunState {
   optim::Optimizer& optimizer;
   amp::Amp& amp;
   data::Loader& loader;
+  const optim::Ema* ema = nullptr;  // null: no average of the weights
 };
 
-// A file's content, on the CPU: the model's tensors under their own names, "optimizer.*", "amp.*", and in the metadata
-// the step, the loader's position, the random numbers' state and the options.
+// A file's content, on the CPU: the model's tensors under their own names, "optimizer.*", "amp.*", "ema.*", and in the
+// metadata the step, the loader's position, the random numbers' state and the options.
 struct Snapshot {
   StateDict tensors;
   Metadata metadata;

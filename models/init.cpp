@@ -41,6 +41,12 @@ void kaiming_normal_(const Tensor& weight, const KaimingOptions& options) {
   normal_(weight, 0, kaiming_std(weight, options));
 }
 
+void kaiming_fan_out_(const Module& model) {
+  std::vector<Var> weights = model.parameters();
+  std::erase_if(weights, [](const Var& p) { return p.shape().rank() < 2; });
+  for (size_t i = 0; i + 1 < weights.size(); ++i) kaiming_normal_(weights[i].value(), {.fan = Fan::out});
+}
+
 void kaiming_uniform_(const Tensor& weight, const KaimingOptions& options) {
   const double bound = std::sqrt(3.0) * kaiming_std(weight, options);
   uniform_(weight, -bound, bound);

@@ -3,7 +3,7 @@
 // same order of construction give the same numbers on every machine, thread count and device.
 #pragma once
 
-#include "core/tensor.h"
+#include "autograd/module.h"
 
 namespace ht::nn {
 
@@ -22,6 +22,8 @@ struct KaimingOptions {
 // He et al., "Delving deep into rectifiers" (2015): std = sqrt(2 / (1 + a^2) / fan); the uniform bound is sqrt(3) std.
 void kaiming_normal_(const Tensor& weight, const KaimingOptions& options = {});
 void kaiming_uniform_(const Tensor& weight, const KaimingOptions& options = {});
+// kaiming_normal_ with Fan::out of every weight of rank 2 and above but the last, which no ReLU follows.
+void kaiming_fan_out_(const Module& model);
 // Glorot and Bengio (2010): std = gain sqrt(2 / (fan_in + fan_out)).
 void xavier_normal_(const Tensor& weight, double gain = 1);
 void xavier_uniform_(const Tensor& weight, double gain = 1);

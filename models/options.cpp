@@ -18,17 +18,42 @@ constexpr const char* kRun = "Run";
 constexpr const char* kDevice = "Device";
 constexpr const char* kReport = "Report";
 
+// The flags of a training that was tuned as a whole; each that is given by name stands.
+void fill_recipe(const CLI::App& app, TrainOptions& o) {
+  check(o.recipe == "fast" || o.recipe == "best", "--recipe: '", o.recipe, "' is unknown; use fast or best");
+  const bool best = o.recipe == "best";
+  const auto take = [&](const char* flag, auto& field, auto value) {
+    if (app.count(flag) == 0) field = value;
+  };
+  take("--epochs", o.epochs, best ? 60 : 28);
+  take("--batch-size", o.batch_size, 512);
+  take("--lr", o.lr, 0.1);
+  take("--schedule", o.schedule, "triangular:0.2");
+  take("--label-smoothing", o.label_smoothing, 0.1);
+  take("--augment", o.augment, Augment::crop);
+  take("--cutout", o.cutout, best ? 15 : 8);
+  take("--ema", o.ema, best ? 0.998 : 0.995);
+  take("--init", o.init, Init::kaiming);
+  take("--decay-norm", o.decay_norm, false);
+}
+
 // What a flag that was not given becomes. On the CPU the generated set and a narrow network are learnt in a minute or
 // two; CIFAR-10 and CUDA take the real network.
 void fill_defaults(const CLI::App& app, TrainOptions& o) {
   const auto open = [&](const char* flag) { return app.count(flag) == 0; };
   if (open("--device")) o.device = cuda_device_count() > 0 ? Device::cuda(0) : Device::cpu();
   const bool generated = o.data.empty(), cpu = !o.device.is_cuda();
-  if (open("--epochs")) o.epochs = o.iterations > 0 ? o.iterations : generated ? 6 : 30;
   if (open("--width")) o.width = cpu ? 0.125 : 1.0;
+  if (!o.recipe.empty()) return fill_recipe(app, o);
+  if (open("--epochs")) o.epochs = o.iterations > 0 ? o.iterations : generated ? 6 : 30;
   if (open("--batch-size")) o.batch_size = cpu ? 64 : generated ? 128 : 512;
   if (open("--lr")) o.lr = cpu ? (generated ? 0.05 : 0.01) : (generated ? 0.02 : 0.1);
   if (open("--augment")) o.augment = generated ? Augment::flip : Augment::crop;
+}
+
+Init parse_init(std::string_view text) {
+  check(text == "uniform" || text == "kaiming", "--init: '", text, "' is unknown; use uniform or kaiming");
+  return text == "kaiming" ? Init::kaiming : Init::uniform;
 }
 
 constexpr std::string_view kAugmentNames[] = {"none", "flip", "crop", "full"};
@@ -40,6 +65,8 @@ Augment parse_augment(std::string_view text) {
 }
 }  // namespace
 
+std::string_view name_of(Init init) { return init == Init::kaiming ? "kaiming" : "uniform"; }
+
 std::string_view name_of(Augment a) { return kAugmentNames[static_cast<int>(a)]; }
 
 std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions& o) {
@@ -47,9 +74,9 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   app.set_version_flag("--version", version_text());
   app.option_defaults()->always_capture_default(false)->take_last();  // given twice: the last one counts
 
-  std::string device, augment, tune;
+  std::string device, augment, init, tune;
   int64_t seed = 0;
-  bool asked_nesterov = false, plain_momentum = false, decay_norm = false, no_decay_norm = false;
+  bool asked_nesterov = false, plain_momentum = false, no_decay_norm = false;
   app.add_option("--data", o.data, "folder of CIFAR-10's binary files (without it: a generated set)")
       ->group(kRun)
       ->type_name("DIR");
@@ -64,6 +91,11 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
       ->type_name("N");
   app.add_option("--seed", seed, "of initialisation, shuffling, augmentation, dropout (default 0)")->group(kRun);
 
+  app.add_option("--recipe", o.recipe,
+                 "fast or best: sets the options of a whole training on CIFAR-10 (docs/training.md); those that are "
+                 "given stand")
+      ->group(kRecipe)
+      ->type_name("NAME");
   app.add_option("--epochs", o.epochs, "passes over the training images")->group(kRecipe);
   app.add_option("--iterations", o.iterations, "stop after N steps (0: no limit)")->group(kRecipe);
   app.add_option("-b,--batch-size", o.batch_size, "images a step")->group(kRecipe);
@@ -71,7 +103,7 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   app.add_option("--lr,--learning-rate", o.lr, "learning rate, before the schedule")->group(kRecipe);
   app.add_option("--momentum", o.momentum, "of SGD (default 0.9)")->group(kRecipe);
   app.add_option("--weight-decay,--wd", o.weight_decay, "L2 penalty (default 5e-4)")->group(kRecipe);
-  app.add_flag("--decay-norm", decay_norm, "weight decay on norms and biases, too (this is the default)")
+  app.add_flag("--decay-norm", o.decay_norm, "weight decay on norms and biases, too (this is the default)")
       ->group(kRecipe);
   app.add_flag("--no-decay-norm", no_decay_norm, "none on norms and biases")->group(kRecipe)->excludes("--decay-norm");
   app.add_flag("--nesterov", asked_nesterov, "Nesterov's momentum (this is the default)")->group(kRecipe);
@@ -91,6 +123,13 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
       ->group(kRecipe)
       ->type_name("FILE");
   app.add_option("--label-smoothing", o.label_smoothing, "in [0, 1) (default 0)")->group(kRecipe);
+  app.add_option("--init", init, "of convolutions: uniform (PyTorch's default) or kaiming (normal, fan-out)")
+      ->group(kRecipe)
+      ->type_name("KIND");
+  app.add_option("--ema", o.ema, "decay a step of an average of the weights, evaluated beside them (0: none)")
+      ->group(kRecipe)
+      ->type_name("DECAY");
+  app.add_option("--ema-every", o.ema_every, "steps between updates of that average (default 5)")->group(kRecipe);
   app.add_option("--augment", augment, "none, flip, crop (flip and pad-and-crop) or full (and cutout 8)")
       ->group(kRecipe)
       ->type_name("KIND");
@@ -111,6 +150,8 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   app.add_option("--eval", o.eval_every, "epochs between evaluations (default 1; 0: only after the last)")
       ->group(kReport);
   app.add_flag("-e,--evaluate", o.evaluate_only, "evaluate once, train nothing")->group(kReport);
+  app.add_flag("--tta", o.tta, "at the end also the accuracy of the mean logits of each image and its mirror image")
+      ->group(kReport);
   app.add_option("--log", o.log, "write a JSON line a step and an epoch")->group(kReport)->type_name("FILE");
   app.add_option("--amp-report", o.amp_report, "write what --amp did to the numbers: JSON, and a plot FILE.svg")
       ->group(kReport)
@@ -132,6 +173,7 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   try {
     if (!device.empty()) o.device = Device::parse(device);
     if (!augment.empty()) o.augment = parse_augment(augment);
+    if (!init.empty()) o.init = parse_init(init);
     if (!tune.empty()) o.tune = parse_tune_mode(tune);
     check(
         !o.deterministic || tune.empty() || o.tune == TuneMode::off, "--tune: ", tune,
@@ -141,8 +183,8 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
     check(seed >= 0, "--seed: ", seed, " is negative");
     o.seed = static_cast<uint64_t>(seed);
     o.nesterov = !plain_momentum;
-    o.decay_norm = !no_decay_norm;
     fill_defaults(app, o);
+    if (no_decay_norm) o.decay_norm = false;
     validate(o);
   } catch (const Error& e) {
     std::cerr << app.get_name() << ": " << e.what() << "\nRun with --help for the options.\n";
@@ -202,6 +244,8 @@ void validate(const TrainOptions& o) {
   finite("--weight-decay", o.weight_decay);
   within("--momentum", o.momentum, 0, 1);
   within("--label-smoothing", o.label_smoothing, 0, 1);
+  within("--ema", o.ema, 0, 1);
+  at_least("--ema-every", o.ema_every, 1);
   check(o.width > 0 && o.width <= 16, "--width: ", o.width, " must be in (0, 16]");
   check(!o.nesterov || o.momentum > 0, "--nesterov: needs a momentum above 0; add --no-nesterov");
   optim::parse_schedule(o.schedule, 1'000'000,

@@ -11,10 +11,14 @@
 
 namespace ht::models {
 
+enum class Init : uint8_t { uniform, kaiming };
+std::string_view name_of(Init init);
+
 enum class Augment : uint8_t { none, flip, crop, full };
 std::string_view name_of(Augment a);
 
 struct TrainOptions {
+  std::string recipe;    // "fast" or "best": defaults of a whole training; empty: none
   std::string data;      // folder of CIFAR-10's binary files; empty: the generated set
   Device device;         // CUDA when there is one
   int threads = 0;       // 0: the machine's cores, or OMP_NUM_THREADS
@@ -34,9 +38,12 @@ struct TrainOptions {
   bool nesterov = true;
   std::string schedule = "onecycle";  // see optim/schedule.h
   double label_smoothing = 0;
-  std::string amp = "O0";  // level of mixed precision, see amp/options.h
-  std::string loss_scale;  // "dynamic" or a number; empty: the level's
-  std::string policy;      // file that changes amp's lists
+  Init init = Init::uniform;  // PyTorch's default; or nn::kaiming_fan_out_
+  double ema = 0;             // decay a step of the averaged weights; 0: none
+  int64_t ema_every = 5;      // steps between updates of the average
+  std::string amp = "O0";     // level of mixed precision, see amp/options.h
+  std::string loss_scale;     // "dynamic" or a number; empty: the level's
+  std::string policy;         // file that changes amp's lists
   uint64_t seed = 0;
 
   bool deterministic = false;
@@ -46,6 +53,7 @@ struct TrainOptions {
 
   int64_t eval_every = 1;  // epochs between evaluations; 0: only after the last
   bool evaluate_only = false;
+  bool tta = false;               // at the end also by the mean logits of each test image and its mirror image
   std::string log;                // JSON lines; empty: none
   std::string amp_report;         // what half precision did to the last batch: JSON here, and a plot beside it
   std::string save;               // folder for checkpoints; empty: none

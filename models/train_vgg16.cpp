@@ -18,7 +18,9 @@ int run(int argc, const char* const* argv) {
 
   // The network. One seed fixes its first weights, the order of the images and their augmentation.
   manual_seed(options.seed);
-  nn::Sequential model = models::vgg16({.classes = sets.train.classes(), .width = options.width});
+  const auto build = [&] { return models::vgg16({.classes = sets.train.classes(), .width = options.width}); };
+  nn::Sequential model = build();
+  if (options.init == models::Init::kaiming) nn::kaiming_fan_out_(model);
   model.to(options.device);
 
   // The optimizer and its learning rate as a function of the step.
@@ -28,7 +30,14 @@ int run(int argc, const char* const* argv) {
 
   amp::Amp amp = amp::initialize(model, sgd, models::amp_options(options));  // --amp O0: does nothing
 
-  models::Checkpoints checkpoints(options, {model, sgd, amp, train});  // --save and --resume; else they do nothing
+  // With --ema: the average of its weights over the last steps, in a network of its own.
+  std::optional<optim::Ema> ema;
+  if (options.ema > 0)
+    ema.emplace(model, std::make_unique<nn::Sequential>(build()), sgd,
+                optim::EmaOptions{.decay = options.ema, .every = options.ema_every});
+  const auto average = [&] { return ema ? &ema->model() : nullptr; };
+  models::Checkpoints checkpoints(
+      options, {model, sgd, amp, train, ema ? &*ema : nullptr});  // --save and --resume; else they do nothing
 
   models::Reporter report(options,
                           {.model = str("vgg16 width ", options.width),
@@ -44,7 +53,7 @@ int run(int argc, const char* const* argv) {
   const models::StopSignals stop;  // Ctrl-C: finish the step, then sum up
   models::Evaluator evaluate(options, sets, report, [&] { return bool(stop); });
   if (options.evaluate_only) {
-    evaluate(model, true);
+    evaluate(model, nullptr, true);
     return report.finish(stop.received());
   }
 
@@ -58,12 +67,13 @@ int run(int argc, const char* const* argv) {
       amp.backward(loss);
       report.step(loss, logits, y);  // before the update: in FP32 a loss that is not finite stops the run here
       sgd.step();
+      if (ema) ema->update(report.steps());
       report.examine(amp, [&, x = x, y = y] { return cross_entropy(model(x), y, criterion); });  // --amp-report
       checkpoints.step(report.steps());
       if (report.steps() == steps || stop) break;
     }
     const bool last = report.steps() == steps, due = options.eval_every > 0 && epoch % options.eval_every == 0;
-    if (!stop && (due || last)) evaluate(model, last);
+    if (!stop && (due || last)) evaluate(model, average(), last);
     report.epoch();
   }
   checkpoints.finish(report.steps());

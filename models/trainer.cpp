@@ -56,13 +56,16 @@ int64_t total_steps(const TrainOptions& o, int64_t steps_per_epoch) {
   return o.iterations > 0 && o.epochs >= epochs_needed ? o.iterations : o.epochs * steps_per_epoch;
 }
 
-Evaluation evaluate(Module& model, data::Loader& loader, const std::function<bool()>& stop) {
+namespace {
+// logits_of(x, y) for each batch of the loader, in evaluation mode.
+template <class F>
+Evaluation evaluate_by(Module& model, data::Loader& loader, const std::function<bool()>& stop, F&& logits_of) {
   const bool was_training = model.training();
   const no_grad guard;
   model.eval();
   Evaluation sum;
   for (const auto& [x, y] : loader) {
-    const Var logits = model(x);
+    const Var logits = logits_of(x);
     const double n = static_cast<double>(x.dim(0));
     sum.loss += n * cross_entropy(logits, y).item();
     sum.accuracy += static_cast<double>(count_correct(logits.value(), y));
@@ -77,15 +80,36 @@ Evaluation evaluate(Module& model, data::Loader& loader, const std::function<boo
   sum.cut_short = sum.images < loader.dataset().size();
   return sum;
 }
+}  // namespace
+
+Evaluation evaluate(Module& model, data::Loader& loader, const std::function<bool()>& stop) {
+  return evaluate_by(model, loader, stop, [&](const Tensor& x) { return model(x); });
+}
+
+Evaluation evaluate_mirrored(Module& model, data::Loader& loader, const std::function<bool()>& stop) {
+  data::Loader mirrored(loader.dataset().mirrored(), loader.options());
+  auto other = mirrored.begin();
+  return evaluate_by(model, loader, stop, [&](const Tensor& x) {
+    const Var sum = model(x) + model((*other).x);
+    ++other;
+    return sum * 0.5;
+  });
+}
 
 Evaluator::Evaluator(const TrainOptions& options, const DataSets& sets, Reporter& report, std::function<bool()> stop)
-    : report_(report), stop_(std::move(stop)), test_(sets.test, test_loader_options(options)) {
+    : report_(report), tta_(options.tta), stop_(std::move(stop)), test_(sets.test, test_loader_options(options)) {
   if (sets.validation.size() > 0) validation_.emplace(sets.validation, test_loader_options(options));
 }
 
-void Evaluator::operator()(Module& model, bool last) {
-  if (validation_) report_.evaluation(evaluate(model, *validation_, stop_), "validation");
-  if (last || !validation_) report_.evaluation(evaluate(model, test_, stop_), "test");
+void Evaluator::operator()(Module& model, Module* average, bool last) {
+  evaluate_one(model, "", last);
+  if (average) evaluate_one(*average, "_ema", last);
+}
+
+void Evaluator::evaluate_one(Module& model, const std::string& suffix, bool last) {
+  if (validation_) report_.evaluation(evaluate(model, *validation_, stop_), "validation" + suffix);
+  if (last || !validation_) report_.evaluation(evaluate(model, test_, stop_), "test" + suffix);
+  if (last && tta_) report_.evaluation(evaluate_mirrored(model, test_, stop_), "test" + suffix + "_tta");
 }
 
 }  // namespace ht::models

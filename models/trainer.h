@@ -34,15 +34,20 @@ int64_t total_steps(const TrainOptions& options, int64_t steps_per_epoch);
 // Mean loss and accuracy in evaluation mode, recording nothing; the model's mode is restored. Ends early, with what it
 // has seen, once `stop` holds.
 Evaluation evaluate(Module& model, data::Loader& loader, const std::function<bool()>& stop = {});
+// The same by the mean logits of each image and its mirror image (test-time augmentation). `loader` must not shuffle.
+Evaluation evaluate_mirrored(Module& model, data::Loader& loader, const std::function<bool()>& stop = {});
 
 // What a run looks at between epochs: the validation set where there is one, and the test set then only at the end.
 class Evaluator {
  public:
   Evaluator(const TrainOptions& options, const DataSets& sets, Reporter& report, std::function<bool()> stop);
-  void operator()(Module& model, bool last);
+  // Of the model and, beside it, of `average` unless that is null; by --tta also with mirror images when `last`.
+  void operator()(Module& model, Module* average, bool last);
 
  private:
+  void evaluate_one(Module& model, const std::string& suffix, bool last);
   Reporter& report_;
+  bool tta_;
   std::function<bool()> stop_;
   data::Loader test_;
   std::optional<data::Loader> validation_;

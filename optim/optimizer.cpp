@@ -215,6 +215,10 @@ void Optimizer::attach(const std::shared_ptr<StepControl>& control) {
 
 StepRecord Optimizer::record() const { return record_ ? read_struct<StepRecord>(record_) : StepRecord{}; }
 
+const StepRecord* Optimizer::record_on_device() const {
+  return control_.expired() ? nullptr : GradRule{record_}.on_device();
+}
+
 void Optimizer::check_skips() const {
   if (const std::shared_ptr<StepControl> control = control_.lock()) control->check_skips();
 }

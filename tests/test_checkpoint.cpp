@@ -36,13 +36,15 @@ struct Run {
         model((manual_seed(seed), vgg({.width = o.width, .hidden = 64}))),
         sgd(model.parameters(), {.lr = 0.05, .momentum = 0.9, .nesterov = true, .weight_decay = 5e-4}),
         amp((sgd.set_schedule(optim::parse_schedule("onecycle", kSteps, loader.steps_per_epoch()), kSteps),
-             amp::initialize(model, sgd, amp_options(o)))) {}
+             amp::initialize(model, sgd, amp_options(o)))),
+        ema(model, std::make_unique<nn::Sequential>(vgg({.width = o.width, .hidden = 64})), sgd,
+            {.decay = 0.9, .every = 2}) {}
 
   static data::ImageDataset set(int64_t limit) {
     static const data::ImageDataset all = data::make_synthetic().train;
     return all.limit(limit);
   }
-  RunState state() { return {model, sgd, amp, loader}; }
+  RunState state() { return {model, sgd, amp, loader, &ema}; }
 
   void train(int64_t until, Checkpoints* checkpoints = nullptr) {
     while (steps < until) {
@@ -51,6 +53,7 @@ struct Run {
         amp.backward(cross_entropy(model(x), y));
         sgd.step();
         ++steps;
+        ema.update(steps);
         if (checkpoints) checkpoints->step(steps);
         if (steps == until) break;
       }
@@ -62,6 +65,7 @@ struct Run {
   nn::Sequential model;
   optim::Sgd sgd;
   amp::Amp amp;
+  optim::Ema ema;
   int64_t steps = 0;
 };
 

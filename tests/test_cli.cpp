@@ -183,6 +183,12 @@ TEST_CASE("a run: first line, steps, epochs, summary; the log says the same") {
   const Result quiet = train(folder, small({"--quiet"}));
   CHECK(!contains(quiet.out, "ETA"));
   CHECK(contains(quiet.out, "finished: 6 steps"));
+  const Result average = train(folder, small({"--ema", "0.9", "--val-size", "8", "--log", log}));
+  CHECK_MESSAGE(average.code == 0, average.err);
+  const json summary = read_log(log).back();
+  for (const char* field :
+       {"validation_accuracy", "validation_ema_loss", "best_validation_accuracy", "test_accuracy", "test_ema_accuracy"})
+    CHECK_MESSAGE(summary[field].is_number(), field);
   const Result only = train(folder, small({"--evaluate"}));
   CHECK(only.code == 0);
   CHECK(contains(only.out, "test accuracy"));

@@ -216,6 +216,15 @@ TEST_CASE("limit, subset and split") {
   CHECK(contains(error_of([&] { split(all, 0, 0); }), "cannot hold out 0 of 20"));
 }
 
+TEST_CASE("mirrored: each row of pixels back to front, the pixels' channels as they were") {
+  ImageDataset set{Tensor::from({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, {1, 2, 2, 3}, DType::u8),
+                   Tensor::from({0}, {1}, DType::i32),
+                   {"a"},
+                   "s"};
+  CHECK(set.mirrored().images.to_vector() == std::vector<double>{4, 5, 6, 1, 2, 3, 10, 11, 12, 7, 8, 9});
+  CHECK(set.images.at(0) == 1);
+}
+
 TEST_CASE("validate names what is wrong") {
   ImageDataset set;
   CHECK(contains(error_of([&] { set.validate("t"); }), "t: the data set has no images"));

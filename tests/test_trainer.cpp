@@ -10,6 +10,7 @@
 #include <set>
 
 #include "data/synthetic.h"
+#include "models/init.h"
 #include "models/layers.h"
 #include "models/sequential.h"
 #include "models/trainer.h"
@@ -222,6 +223,71 @@ TEST_CASE("--no-decay-norm: parameters of rank 1 in a group that does not decay"
   CHECK(groups[1].options.weight_decay == 0);
   CHECK(groups[1].options.lr == 2);
   for (const Var& p : groups[1].params) CHECK(p.shape().rank() == 1);
+}
+
+TEST_CASE("--recipe sets what is not given by name") {
+  const TrainOptions best = parsed({"--recipe", "best"});
+  CHECK(best.epochs == 60);
+  CHECK(best.batch_size == 512);
+  CHECK(best.lr == 0.1);
+  CHECK(best.schedule == "triangular:0.2");
+  CHECK(best.label_smoothing == 0.1);
+  CHECK(best.augment == models::Augment::crop);
+  CHECK(best.cutout == 15);
+  CHECK(best.init == models::Init::kaiming);
+  CHECK(best.ema > 0.99);
+  CHECK(best.nesterov);
+  CHECK(!best.decay_norm);
+  const TrainOptions changed = parsed({"--recipe", "fast", "--epochs", "3", "--lr", "0.5", "--cutout", "0", "--ema",
+                                       "0", "--augment", "flip", "--init", "uniform", "--decay-norm"});
+  CHECK(changed.epochs == 3);
+  CHECK(changed.lr == 0.5);
+  CHECK(changed.cutout == 0);
+  CHECK(changed.ema == 0);
+  CHECK(changed.augment == models::Augment::flip);
+  CHECK(changed.init == models::Init::uniform);
+  CHECK(changed.decay_norm);
+  CHECK(changed.label_smoothing == 0.1);
+  CHECK(code_of({"--recipe", "slow"}) == 2);
+  CHECK(code_of({"--ema", "1"}) == 2);
+  CHECK(code_of({"--ema-every", "0"}) == 2);
+  CHECK(code_of({"--init", "zero"}) == 2);
+}
+
+TEST_CASE("kaiming_fan_out_: every weight but the last") {
+  nn::Sequential net;
+  net.add<nn::Conv2d>(16, 32, 3);
+  net.add<nn::Linear>(32, 10);
+  const auto before = net.state_dict();
+  nn::kaiming_fan_out_(net);
+  double squares = 0;
+  for (const double v : net.parameters()[0].value().to_vector()) squares += v * v / (16 * 32 * 9);
+  CHECK(squares == doctest::Approx(2.0 / (32 * 9)).epsilon(0.1));
+  const auto after = net.state_dict();
+  for (const char* same : {"0.bias", "1.weight", "1.bias"})
+    CHECK(before.at(same).to_vector() == after.at(same).to_vector());
+}
+
+TEST_CASE("evaluate_mirrored: the mean logits of an image and its mirror image") {
+  const data::ImageDataset set = data::make_synthetic({.train = 1, .test = 50}).test;
+  manual_seed(3);
+  nn::Sequential net = classifier(10);
+  const data::LoaderOptions options{.batch_size = 16, .shuffle = false};
+  data::Loader loader(set, options), mirrored(set.mirrored(), options);
+  double loss = 0, correct = 0;
+  const no_grad guard;
+  auto other = mirrored.begin();
+  for (const auto& [x, y] : loader) {
+    const Var logits = (net(x) + net((*other).x)) * 0.5;
+    loss += cross_entropy(logits, y).item() * static_cast<double>(x.dim(0)) / 50;
+    correct += static_cast<double>(models::count_correct(logits.value(), y));
+    ++other;
+  }
+  const models::Evaluation e = models::evaluate_mirrored(net, loader);
+  CHECK(e.images == 50);
+  CHECK(e.loss == doctest::Approx(loss));
+  CHECK(e.accuracy == doctest::Approx(correct / 50));
+  CHECK(e.loss != doctest::Approx(models::evaluate(net, loader).loss));
 }
 
 TEST_CASE("Reporter: with a validation set that one's best is told, the test beside it") {
