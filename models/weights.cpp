@@ -34,7 +34,8 @@ StateDict adapt_names(const StateDict& file, const Module& model) {
   StateDict out = file;
   std::erase_if(out, [&](const auto& item) {
     const std::string& name = item.first;
-    return !mine.contains(name) && (name.starts_with("optimizer.") || name.starts_with("amp."));
+    return !mine.contains(name) &&
+           (name.starts_with("optimizer.") || name.starts_with("amp.") || name.starts_with("ema."));
   });
   for (bool again = true; again;) {
     again = false;

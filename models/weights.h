@@ -10,7 +10,7 @@ namespace ht::models {
 // The tensors of a file under the names that `model` has for them:
 //   - a wrapper's prefix goes: "module." (DataParallel), "_orig_mod." (torch.compile), "model.", "net.";
 //   - a head of one Linear may be "classifier.weight" on one side and "classifier.0.weight" on the other;
-//   - a checkpoint's "optimizer.*" and "amp.*" are left out;
+//   - a checkpoint's "optimizer.*", "amp.*" and "ema.*" are left out;
 //   - a batch norm's num_batches_tracked, which old files lack, stays the model's.
 StateDict adapt_names(const StateDict& file, const Module& model);
 

@@ -72,6 +72,7 @@ TEST_CASE(
   CHECK(old.size() < state.size());
   check_loads(old, state, 0);
   checkpoint["optimizer.applied_steps"] = Tensor::zeros({}, DType::i64);
+  checkpoint["ema.features.0.bias"] = Tensor::zeros({8});
   checkpoint["amp.loss_scaler.0.scale"] = Tensor::full({}, 2);
   check_loads(checkpoint, state, 0);
 }
