@@ -153,6 +153,9 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   app.add_flag("--tta", o.tta, "at the end also the accuracy of the mean logits of each image and its mirror image")
       ->group(kReport);
   app.add_option("--log", o.log, "write a JSON line a step and an epoch")->group(kReport)->type_name("FILE");
+  app.add_option("--tensorboard", o.tensorboard, "write the same numbers as TensorBoard's event file")
+      ->group(kReport)
+      ->type_name("DIR");
   app.add_option("--amp-report", o.amp_report, "write what --amp did to the numbers: JSON, and a plot FILE.svg")
       ->group(kReport)
       ->type_name("FILE");

@@ -55,6 +55,7 @@ struct TrainOptions {
   bool evaluate_only = false;
   bool tta = false;               // at the end also by the mean logits of each test image and its mirror image
   std::string log;                // JSON lines; empty: none
+  std::string tensorboard;        // folder for event files; empty: none
   std::string amp_report;         // what half precision did to the last batch: JSON here, and a plot beside it
   std::string save;               // folder for checkpoints; empty: none
   std::string save_every = "1e";  // steps, or epochs: "500", "2e"

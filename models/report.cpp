@@ -9,9 +9,11 @@
 #include <cstdarg>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "core/allocator.h"
 #include "core/parallel.h"
+#include "models/event_file.h"
 #include "models/program.h"
 
 namespace ht::models {
@@ -71,16 +73,27 @@ void add_evaluations(json& record, const NamedEvaluations& evaluations) {
 }
 }  // namespace
 
-// One object a line, flushed at once, so that a run that is killed leaves whole lines.
+// One object a line, flushed at once, so that a run that is killed leaves whole lines; the numbers of steps and epochs
+// also as TensorBoard's scalars.
 struct Reporter::Log {
-  Log(const std::string& path, std::ios::openmode mode) : file(path, mode) {
-    check(file.is_open(), "log: cannot write '", path, "'; does its folder exist, and may you write there? (--log)");
+  explicit Log(const TrainOptions& o) {
+    if (!o.tensorboard.empty()) events.emplace(o.tensorboard);
+    if (o.log.empty()) return;
+    file.open(o.log, o.resume.empty() ? std::ios::trunc : std::ios::app);
+    check(file.is_open(), "log: cannot write '", o.log, "'; does its folder exist, and may you write there? (--log)");
   }
   void write(const json& record) {
+    const std::string type = record["type"];
+    if (events && (type == "step" || type == "epoch"))
+      for (const auto& [key, value] : record.items())
+        if (value.is_number() && key != "step" && key != "epoch")
+          events->scalar(str(type, '/', key), value.get<double>(), record["step"].get<int64_t>());
+    if (!file.is_open()) return;
     file << record.dump() << '\n' << std::flush;
     check(file.good(), "log: a write failed; is the disk full? (--log)");
   }
   std::ofstream file;
+  std::optional<EventFile> events;
 };
 
 int64_t count_correct(const Tensor& logits, const Tensor& labels) {
@@ -103,8 +116,7 @@ Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const opt
       amp_(amp && amp->enabled() ? amp : nullptr),
       bar_(isatty(STDOUT_FILENO) && !options.quiet),
       chosen_by_(facts.validation_images > 0 ? "validation" : "test") {
-  if (!options.log.empty())
-    log_ = std::make_unique<Log>(options.log, options.resume.empty() ? std::ios::trunc : std::ios::app);
+  if (!options.log.empty() || !options.tensorboard.empty()) log_ = std::make_unique<Log>(options);
   const int64_t per_epoch = std::max<int64_t>(facts.steps_per_epoch, 1);
   epochs_total_ = (facts.total_steps + per_epoch - 1) / per_epoch;
   steps_ = facts.first_step;

@@ -77,7 +77,7 @@ class Reporter {
   RunFacts facts_;
   const optim::Optimizer& optimizer_;
   const amp::Amp* amp_;       // null without mixed precision
-  std::unique_ptr<Log> log_;  // none without --log
+  std::unique_ptr<Log> log_;  // none without --log and --tensorboard
   bool bar_ = false;          // stdout is a terminal
   bool bar_drawn_ = false;
 
