@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "models/layers.h"
+#include "ops/fused.h"
 #include "ops/registry.h"
 
 namespace ht::nn {
@@ -22,18 +23,14 @@ bool is_halving(const Module& m) {
   return o.kernel == 2 && (o.stride == 2 || o.stride == 0) && o.padding == 0;
 }
 
-using ConvNorm = Var (*)(const Var&, const Var&, const Var&, const Var&, const Var&, const RunningStats&,
-                         const Conv2dOptions&, const BatchNormOptions&);
-using Norm = Var (*)(const Var&, const Var&, const Var&, const RunningStats&, const BatchNormOptions&);
-
-template <ConvNorm f>
+template <ConvNormFunction f>
 Var conv_norm(Layers layers, const Var& x) {
   const auto& conv = static_cast<const Conv2d&>(*layers[0].second);
   const auto& norm = static_cast<const BatchNorm2d&>(*layers[1].second);
   return f(x, conv.weight, conv.bias, norm.weight, norm.bias, norm.running(), conv.options(), norm.options());
 }
 
-template <Norm f>
+template <NormFunction f>
 Var norm(Layers layers, const Var& x) {
   const auto& norm = static_cast<const BatchNorm2d&>(*layers[0].second);
   norm.check_rank(x);

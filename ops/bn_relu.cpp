@@ -6,14 +6,7 @@ namespace ht {
 
 namespace {
 std::vector<Sample> samples() {
-  return batch_norm_samples(
-      {{{2, 3, 3, 2}, {2}, {2}}, {{1, 2, 2, 5}, {5}, {5}}, {{7, 1, 2, 1}, {1}, {1}}}, 1,
-      [](std::span<const Var> in, const RunningStats& running, const BatchNormOptions& options) {
-        return batch_norm(in[0], in[1], in[2], running, options);
-      },
-      [](std::span<const Var> in, const RunningStats& running, const BatchNormOptions& options) {
-        return bn_relu(in[0], in[1], in[2], running, options);
-      });
+  return norm_samples({{{2, 3, 3, 2}, {2}, {2}}, {{1, 2, 2, 5}, {5}, {5}}, {{7, 1, 2, 1}, {1}, {1}}}, bn_relu);
 }
 }  // namespace
 
@@ -26,9 +19,7 @@ const OpInfo bn_relu_info{"bn_relu",
 
 Var bn_relu(const Var& x, const Var& gamma, const Var& beta, const RunningStats& running,
             const BatchNormOptions& options) {
-  Fused op(bn_relu_info);
-  op.add_batch_norm(x.device(), running, options, {.relu = true}, 0, 1, 2);
-  return apply(std::move(op), {x, gamma, beta});
+  return fused_norm(bn_relu_info, {.relu = true}, x, gamma, beta, running, options);
 }
 
 }  // namespace ht

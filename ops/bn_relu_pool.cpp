@@ -6,14 +6,7 @@ namespace ht {
 
 namespace {
 std::vector<Sample> samples() {
-  return batch_norm_samples(
-      {{{2, 2, 4, 2}, {2}, {2}}, {{1, 3, 5, 3}, {3}, {3}}, {{3, 2, 2, 1}, {1}, {1}}}, 1,
-      [](std::span<const Var> in, const RunningStats& running, const BatchNormOptions& options) {
-        return batch_norm(in[0], in[1], in[2], running, options);
-      },
-      [](std::span<const Var> in, const RunningStats& running, const BatchNormOptions& options) {
-        return bn_relu_pool(in[0], in[1], in[2], running, options);
-      });
+  return norm_samples({{{2, 2, 4, 2}, {2}, {2}}, {{1, 3, 5, 3}, {3}, {3}}, {{3, 2, 2, 1}, {1}, {1}}}, bn_relu_pool);
 }
 }  // namespace
 
@@ -26,9 +19,7 @@ const OpInfo bn_relu_pool_info{"bn_relu_pool",
 
 Var bn_relu_pool(const Var& x, const Var& gamma, const Var& beta, const RunningStats& running,
                  const BatchNormOptions& options) {
-  Fused op(bn_relu_pool_info);
-  op.add_batch_norm(x.device(), running, options, {.relu = true, .pool = true}, 0, 1, 2);
-  return apply(std::move(op), {x, gamma, beta});
+  return fused_norm(bn_relu_pool_info, {.relu = true, .pool = true}, x, gamma, beta, running, options);
 }
 
 }  // namespace ht

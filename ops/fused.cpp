@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
-#include "core/arithmetic.h"
 #include "ops/samples.h"
 
 namespace ht {
@@ -88,10 +88,11 @@ double distance_to_kink(const Tensor& y) {
   }
   return least;
 }
-}  // namespace
 
-std::vector<Sample> batch_norm_samples(const std::vector<std::vector<Shape>>& cases, size_t gamma, FusedFunction before,
-                                       FusedFunction f) {
+// `gamma` is which of the inputs has the channels; `before` computes up to the ReLU.
+using FusedFunction = std::function<Var(std::span<const Var>, const RunningStats&, const BatchNormOptions&)>;
+std::vector<Sample> samples_around(const Cases& cases, size_t gamma, const FusedFunction& before,
+                                   const FusedFunction& f) {
   std::vector<Sample> list;
   for (const std::vector<Shape>& shapes : cases)
     for (const bool training : {true, false}) {
@@ -118,6 +119,47 @@ std::vector<Sample> batch_norm_samples(const std::vector<std::vector<Shape>>& ca
                       [=](std::span<const Var> in) { return f(in, stats(in), options); }});
     }
   return list;
+}
+}  // namespace
+
+std::vector<Sample> norm_samples(const Cases& cases, NormFunction f) {
+  const auto with = [](NormFunction norm) {
+    return [norm](std::span<const Var> in, const RunningStats& running, const BatchNormOptions& options) {
+      return norm(in[0], in[1], in[2], running, options);
+    };
+  };
+  return samples_around(cases, 1, with(batch_norm), with(f));
+}
+
+std::vector<Sample> conv_norm_samples(const Cases& cases, ConvNormFunction f) {
+  const ConvNormFunction before = [](const Var& x, const Var& weight, const Var& bias, const Var& gamma,
+                                     const Var& beta, const RunningStats& running, const Conv2dOptions& conv,
+                                     const BatchNormOptions& options) {
+    return batch_norm(conv2d(x, weight, bias, conv), gamma, beta, running, options);
+  };
+  const auto with = [](ConvNormFunction conv_norm) {
+    return [conv_norm](std::span<const Var> in, const RunningStats& running, const BatchNormOptions& options) {
+      return conv_norm(in[0], in[1], in.size() > 4 ? in[4] : Var(), in[2], in[3], running,
+                       {.padding = in[1].dim(1) / 2}, options);
+    };
+  };
+  return samples_around(cases, 2, with(before), with(f));
+}
+
+Var fused_norm(const OpInfo& info, BatchNormTail tail, const Var& x, const Var& gamma, const Var& beta,
+               const RunningStats& running, const BatchNormOptions& options) {
+  Fused op(info);
+  op.add_batch_norm(x.device(), running, options, tail, 0, 1, 2);
+  return apply(std::move(op), {x, gamma, beta});
+}
+
+Var fused_conv_norm(const OpInfo& info, BatchNormTail tail, const Var& x, const Var& weight, const Var& bias,
+                    const Var& gamma, const Var& beta, const RunningStats& running, const Conv2dOptions& conv,
+                    const BatchNormOptions& options) {
+  Fused op(info);
+  op.add(make_conv2d(conv), bias ? std::vector{0, 1, 4} : std::vector{0, 1});
+  op.add_batch_norm(x.device(), running, options, tail, Fused::kPrevious, 2, 3);
+  return bias ? apply(std::move(op), {x, weight, gamma, beta, bias}) : apply(std::move(op), {x, weight, gamma, beta});
 }
 
 }  // namespace ht

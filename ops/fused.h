@@ -33,11 +33,26 @@ class Fused final : public Op {
   std::vector<Part> parts_;
 };
 
-// gradcheck cases of `f` around a batch norm of [n, h, w, c] maps that the sample's other inputs make: drawn again
-// until no value before the ReLU is near 0, and no two in a 2x2 window are near each other. `cases` are the inputs'
-// shapes, `gamma` is which of them has the channels; `before` computes up to the ReLU.
-using FusedFunction = Var (*)(std::span<const Var> in, const RunningStats& running, const BatchNormOptions& options);
-std::vector<Sample> batch_norm_samples(const std::vector<std::vector<Shape>>& cases, size_t gamma, FusedFunction before,
-                                       FusedFunction f);
+// The functions of the fused ops, and what stands before their first ReLU.
+using NormFunction = Var (*)(const Var& x, const Var& gamma, const Var& beta, const RunningStats& running,
+                             const BatchNormOptions& options);
+using ConvNormFunction = Var (*)(const Var& x, const Var& weight, const Var& bias, const Var& gamma, const Var& beta,
+                                 const RunningStats& running, const Conv2dOptions& conv,
+                                 const BatchNormOptions& options);
+
+// Batch norm and its tail as the op `info`; the second with a convolution before it, whose bias may be undefined and is
+// the last input, so that every other one has its place.
+Var fused_norm(const OpInfo& info, BatchNormTail tail, const Var& x, const Var& gamma, const Var& beta,
+               const RunningStats& running, const BatchNormOptions& options);
+Var fused_conv_norm(const OpInfo& info, BatchNormTail tail, const Var& x, const Var& weight, const Var& bias,
+                    const Var& gamma, const Var& beta, const RunningStats& running, const Conv2dOptions& conv,
+                    const BatchNormOptions& options);
+
+// gradcheck cases of `f`, in training and evaluation: drawn again until no value before the ReLU is near 0, and no two
+// in a 2x2 window are near each other. A case is the inputs' shapes: x, gamma, beta; or x, weight, gamma, beta and
+// sometimes a bias.
+using Cases = std::vector<std::vector<Shape>>;
+std::vector<Sample> norm_samples(const Cases& cases, NormFunction f);
+std::vector<Sample> conv_norm_samples(const Cases& cases, ConvNormFunction f);
 
 }  // namespace ht
