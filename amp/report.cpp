@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
+
+#include "core/replace_file.h"
 
 namespace ht::amp {
 
@@ -21,16 +22,9 @@ double share(const std::vector<GradientGauge>& gradients, F&& count) {
   return all > 0 ? static_cast<double>(some) / static_cast<double>(all) : 0;
 }
 
-// Beside the file first, then over it: a reader sees the old one or the whole new one.
 void write_file(const std::string& path, const std::string& text) {
-  const std::string part = path + ".part";
-  std::ofstream file(part, std::ios::trunc);
-  file << text << std::flush;
-  const bool written = file.good();
-  file.close();
-  const bool moved = written && std::rename(part.c_str(), path.c_str()) == 0;
-  if (!moved) std::remove(part.c_str());
-  check(moved, "amp report: cannot write '", path, "'; does its folder exist, and is there room?");
+  if (const auto failure = replace_file(path, text))
+    fail("amp report: cannot write '", path, "': ", failure->cause, "; ", failure->remedy);
 }
 
 json number(double v) { return std::isfinite(v) ? json(v) : json(); }

@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "bench/methods.h"
+#include "bench/timing.h"
 #include "core/captured_step.h"
 #include "core/cuda_context.h"
 #include "halftone.h"
@@ -44,15 +45,7 @@ double step_ms(ht::Context& context, double guess_s, F&& step) {
   const int steps = static_cast<int>(std::clamp(std::ceil(0.1 / guess_s), 3.0, 50.0));
   step();
   context.synchronize();
-  std::vector<double> ms;
-  for (int w = 0; w < kWindows; ++w) {
-    const auto start = Clock::now();
-    for (int i = 0; i < steps; ++i) step();
-    context.synchronize();
-    ms.push_back(1000 * seconds_since(start) / steps);
-  }
-  std::sort(ms.begin(), ms.end());
-  return ms[ms.size() / 2];
+  return bench::window_ms(kWindows, steps, step, [&] { context.synchronize(); })[kWindows / 2];
 }
 
 // In use on the whole GPU as its driver says: also the context, the libraries' code and the allocator's free blocks.

@@ -3,17 +3,14 @@
 // measurement, as bench/pytorch_toy.py prints them.
 //   bench_linear_gpu [--device cuda] [--windows 7] [--steps 500]
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 
 #include "bench/methods.h"
+#include "bench/timing.h"
 #include "core/captured_step.h"
 #include "halftone.h"
 
 namespace {
-using Clock = std::chrono::steady_clock;
-
 void measure(ht::Device device, const std::string& method, bool eager, int windows, int steps) {
   ht::Context& context = ht::Context::of(device);
   bench::use_method(method);
@@ -39,18 +36,12 @@ void measure(ht::Device device, const std::string& method, bool eager, int windo
   for (int i = 0; i < 20; ++i) step();
   context.synchronize();
   const double first = kept.item();
-  std::vector<double> us;
-  for (int w = 0; w < windows; ++w) {
-    const auto start = Clock::now();
-    for (int i = 0; i < steps; ++i) step();
-    context.synchronize();
-    us.push_back(1e6 * std::chrono::duration<double>(Clock::now() - start).count() / steps);
-  }
-  std::sort(us.begin(), us.end());
+  const std::vector<double> ms = bench::window_ms(windows, steps, step, [&] { context.synchronize(); });
   std::printf(
       "{\"name\": \"halftone\", \"mode\": \"%s\", \"graph\": %s, \"us\": %.2f, \"spread_us\": %.2f, \"first_loss\": "
       "%.6f, \"last_loss\": %.6f}\n",
-      method.c_str(), eager ? "false" : "true", us[us.size() / 2], us.back() - us.front(), first, kept.item());
+      method.c_str(), eager ? "false" : "true", 1000 * ms[ms.size() / 2], 1000 * (ms.back() - ms.front()), first,
+      kept.item());
   std::fflush(stdout);
 }
 

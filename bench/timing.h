@@ -1,4 +1,5 @@
-// Shared by the CPU benchmarks: their arguments and clock, and the JSON lines that bench/compare_cpu.py reads.
+// Shared by the benchmarks: the clock, and of those on the CPU arguments and the JSON lines that bench/compare_cpu.py
+// reads.
 #pragma once
 
 #include <sys/resource.h>
@@ -42,6 +43,21 @@ double median_ms(int n, F&& f) {
   for (int i = 0; i < n; ++i) ms.push_back(time_ms(f));
   std::sort(ms.begin(), ms.end());
   return ms[ms.size() / 2];
+}
+
+// Milliseconds a call of `step` in each of `windows` windows of `steps` calls, in ascending order; `wait` waits for
+// what they queued.
+template <class Step, class Wait>
+std::vector<double> window_ms(int windows, int steps, Step&& step, Wait&& wait) {
+  std::vector<double> ms;
+  for (int w = 0; w < windows; ++w)
+    ms.push_back(time_ms([&] {
+                   for (int i = 0; i < steps; ++i) step();
+                   wait();
+                 }) /
+                 steps);
+  std::sort(ms.begin(), ms.end());
+  return ms;
 }
 
 // Runs one step to warm up, then `last` timed ones; `step` returns the loss.

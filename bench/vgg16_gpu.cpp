@@ -17,6 +17,7 @@
 
 #include "amp/amp.h"
 #include "bench/methods.h"
+#include "bench/timing.h"
 #include "core/allocator.h"
 #include "core/captured_step.h"
 #include "core/context.h"
@@ -79,14 +80,7 @@ void measure(const std::string& mode, int64_t batch, int windows, int steps, boo
                                     : "";
   for (int i = 0; i < 9; ++i) step();
   context.synchronize();
-  std::vector<double> ms;
-  for (int w = 0; w < windows; ++w) {
-    const auto window = Clock::now();
-    for (int i = 0; i < steps; ++i) step();
-    context.synchronize();
-    ms.push_back(1000 * seconds_since(window) / steps);
-  }
-  std::sort(ms.begin(), ms.end());
+  const std::vector<double> ms = bench::window_ms(windows, steps, step, [&] { context.synchronize(); });
   const ht::MemoryStats memory = ht::memory_stats(device);
   std::printf(
       "{\"name\": \"halftone\", \"mode\": \"%s\", \"eager\": %s, \"batch\": %lld, \"ms\": %.4f, \"spread_ms\": %.4f, "

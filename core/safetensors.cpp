@@ -1,9 +1,7 @@
 #include "core/safetensors.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +11,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
+
+#include "core/file.h"
+#include "core/replace_file.h"
 
 namespace ht {
 
@@ -34,58 +35,9 @@ const char* file_name_of(DType t) {
 
 std::string cause(int error) { return std::strerror(error); }
 
-// Closes it at the end of a scope.
-class File {
- public:
-  File(const std::string& path, int flags) : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0666)) {}
-  ~File() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int fd() const { return fd_; }
-  bool is_open() const { return fd_ >= 0; }
-  int close() { return ::close(std::exchange(fd_, -1)); }
-
- private:
-  int fd_;
-};
-
 // --- writing ---------------------------------------------------------------------------------------------------------
 
 using Bytes = std::span<const std::byte>;
-
-// Writes `parts` to a file beside `path`, and renames it when all of it is on the disk.
-void replace_file(const std::string& path, const std::vector<Bytes>& parts) {
-  static std::atomic<int> count{0};
-  const std::string temporary = str(path, '.', getpid(), '-', count++, ".tmp");
-  const size_t slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  const auto failed = [&](const char* what, const char* remedy) {
-    const int error = errno;
-    ::unlink(temporary.c_str());
-    fail("safetensors: cannot ", what, " '", path, "': ", cause(error), "; ", remedy,
-         ". Nothing was written, a file of that name is as it was");
-  };
-  constexpr const char* kSpace = "is the disk full?";
-
-  File file(temporary, O_WRONLY | O_CREAT | O_EXCL);
-  if (!file.is_open()) failed("create", "does its folder exist, and may you write there?");
-  for (Bytes rest : parts) {
-    while (!rest.empty()) {
-      const ssize_t n = ::write(file.fd(), rest.data(), rest.size());
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) failed("write", kSpace);
-      rest = rest.subspan(static_cast<size_t>(n));
-    }
-  }
-  if (::fsync(file.fd()) != 0) failed("write", kSpace);
-  if (file.close() != 0) failed("write", kSpace);
-  if (::rename(temporary.c_str(), path.c_str()) != 0) failed("replace", "is there a folder of that name?");
-  // The new name itself, too. Some file systems cannot do this for folders; the file is whole all the same.
-  const File parent(folder, O_RDONLY | O_DIRECTORY);
-  if (parent.is_open()) ::fsync(parent.fd());
-}
 }  // namespace
 
 void save_safetensors(const std::string& path, const std::map<std::string, Tensor>& tensors, const Metadata& metadata) {
@@ -123,7 +75,9 @@ void save_safetensors(const std::string& path, const std::map<std::string, Tenso
   const uint64_t length = text.size();
   parts[0] = std::as_bytes(std::span(&length, 1));
   parts[1] = std::as_bytes(std::span(text));
-  replace_file(path, parts);
+  if (const auto failure = replace_file(path, parts))
+    fail("safetensors: cannot ", failure->what, " '", path, "': ", failure->cause, "; ", failure->remedy,
+         ". Nothing was written, a file of that name is as it was");
 }
 
 // --- reading ---------------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "core/replace_file.h"
+
 namespace ht::data {
 
 namespace fs = std::filesystem;
@@ -103,20 +105,8 @@ ImageDataset read_files(const std::vector<fs::path>& files, std::vector<std::str
 }
 
 void write_whole(const fs::path& file, const std::string& content) {
-  fs::path temporary = file;
-  temporary += ".tmp";
-  errno = 0;
-  std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
-  out.write(content.data(), static_cast<std::streamsize>(content.size()));
-  out.close();
-  std::error_code error;
-  if (out) {
-    fs::rename(temporary, file, error);
-    if (!error) return;
-  }
-  const std::string why = error ? error.message() : reason();
-  fs::remove(temporary, error);
-  fail("cifar10: ", file.string(), " cannot be written: ", why);
+  if (const auto failure = replace_file(file.string(), content))
+    fail("cifar10: ", file.string(), " cannot be written: ", failure->cause);
 }
 
 // Records [begin, end) of a set in file order.
