@@ -1,13 +1,25 @@
-// A one-layer training under amp whose gradients a test sets by hand.
+// A small network, and a one-layer training under amp whose gradients a test sets by hand.
 #pragma once
 
 #include <limits>
 
 #include "amp/amp.h"
 #include "models/layers.h"
+#include "models/sequential.h"
 #include "optim/sgd.h"
 
 namespace ht {
+
+// Images [n, 4, 4, 3] -> three classes: a convolution, batch norm and a linear layer.
+inline nn::Sequential small_network() {
+  nn::Sequential net;
+  net.add<nn::Conv2d>(3, 8, 3, nn::ConvOptions{.padding = 1});
+  net.add<nn::BatchNorm2d>(8);
+  net.add<nn::ReLU>();
+  net.add<nn::Flatten>();
+  net.add<nn::Linear>(8 * 16, 3, nn::LinearOptions{.spatial = {4, 4}});
+  return net;
+}
 
 // A parameter in a Module, so that amp can be initialised with it.
 struct OneParameter : Module {

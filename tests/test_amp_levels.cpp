@@ -21,13 +21,7 @@ using Values = std::vector<double>;
 
 nn::Sequential network() {
   manual_seed(4);
-  nn::Sequential net;
-  net.add<nn::Conv2d>(3, 8, 3, nn::ConvOptions{.padding = 1});
-  net.add<nn::BatchNorm2d>(8);
-  net.add<nn::ReLU>();
-  net.add<nn::Flatten>();
-  net.add<nn::Linear>(8 * 16, 3, nn::LinearOptions{.spatial = {4, 4}});
-  return net;
+  return small_network();
 }
 
 Var images(Device device, uint64_t stream = 0) { return Tensor::normal({6, 4, 4, 3}, {9, stream}).to(device); }

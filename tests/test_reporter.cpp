@@ -1,0 +1,134 @@
+// What the training program tells: its JSON lines, skipped steps under amp, a run that diverges.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "models/layers.h"
+#include "models/sequential.h"
+#include "models/trainer.h"
+#include "optim/sgd.h"
+#include "tests/data_helpers.h"
+
+using namespace ht;
+
+namespace {
+// A linear classifier of two kinds of images, and options that write a log.
+struct Subject {
+  data::TempFolder folder;
+  models::TrainOptions o;
+  nn::Sequential net;
+  optim::Sgd sgd;
+
+  Subject() : net(classifier()), sgd(net.parameters(), {.lr = 0.5}) {
+    o.device = Device::cpu();
+    o.log = (folder.path / "log.jsonl").string();
+    o.quiet = true;
+  }
+  static nn::Sequential classifier() {
+    nn::Sequential net;
+    net.add<nn::Flatten>();
+    net.add<nn::Linear>(32 * 32 * 3, 2);
+    return net;
+  }
+};
+
+std::vector<nlohmann::json> read_lines(const std::string& path) {
+  std::ifstream in(path);
+  std::vector<nlohmann::json> out;
+  for (std::string line; std::getline(in, line);) out.push_back(nlohmann::json::parse(line));
+  return out;
+}
+}  // namespace
+
+TEST_CASE("Reporter: with a validation set that one's best is told, the test beside it") {
+  Subject subject;
+  auto& [folder, o, net, sgd] = subject;
+  {
+    models::Reporter report(
+        o, {.model = "m", .data = "d", .validation_images = 4, .steps_per_epoch = 1, .total_steps = 2}, sgd);
+    report.evaluation({.loss = 1, .accuracy = 0.75, .images = 4}, "validation");
+    report.epoch();
+    report.evaluation({.loss = 2, .accuracy = 0.5, .images = 4}, "validation");
+    report.evaluation({.loss = 3, .accuracy = 0.25, .images = 8}, "test");
+    report.epoch();
+    report.finish(0);
+  }
+  const auto lines = read_lines(o.log);
+  REQUIRE(lines.size() == 4);
+  CHECK(lines[1]["validation_accuracy"] == 0.75);
+  CHECK(lines[1]["test_accuracy"].is_null());
+  CHECK(lines[2]["validation_loss"] == 2);
+  CHECK(lines[2]["test_loss"] == 3);
+  CHECK(lines[3]["best_validation_accuracy"] == 0.75);
+  CHECK(lines[3]["validation_accuracy"] == 0.5);
+  CHECK(lines[3]["test_accuracy"] == 0.25);
+}
+
+TEST_CASE("Reporter: under amp a skipped step is told with its cause and the run goes on") {
+  Subject subject;
+  auto& [folder, o, net, sgd] = subject;
+  amp::Amp amp = amp::initialize(net, sgd, {.init_scale = 8});
+  const Tensor x = Tensor::normal({2, 32, 32, 3}, {1, 1}), labels = Tensor::from({0, 1}, {2}, DType::i32);
+  {
+    models::Reporter report(o, {.model = "m", .data = "d", .test_images = 4, .steps_per_epoch = 4, .total_steps = 4},
+                            sgd, &amp);
+    for (int step = 0; step < 4; ++step) {
+      sgd.zero_grad();
+      const Var logits = net(x), loss = cross_entropy(logits, labels);
+      amp.backward(loss);
+      if (step == 1) net.parameters()[0].grad_slot().fill_(INFINITY);
+      report.step(step == 2 ? Var(Tensor::full({}, NAN)) : loss, logits, labels);
+      sgd.step();
+    }
+    report.epoch();
+    CHECK(report.finish(0) == 0);
+  }
+  const auto lines = read_lines(o.log);
+  CHECK(lines[0]["amp"] == "O1");
+  CHECK(lines[0]["dtype"] == "f16");
+  CHECK(lines[1]["loss_scale"] == 8);
+  CHECK(lines[1]["applied_steps"] == 0);
+  REQUIRE(lines[3]["type"] == "skip");
+  CHECK(lines[3]["cause"] == "the gradient of 1.weight was not finite at loss scale 8");
+  CHECK(lines[4]["loss"].is_null());  // left out of the mean
+  CHECK(lines[6]["type"] == "epoch");
+  CHECK(lines[6]["loss"].is_number());
+  CHECK(lines[6]["skipped_steps"] == 1);
+  CHECK(lines[7]["applied_steps"] == 3);
+}
+
+TEST_CASE("Reporter: one JSON line a record; a loss that is not finite ends the run and names the step") {
+  Subject subject;
+  auto& [folder, o, net, sgd] = subject;
+  const Tensor logits = Tensor::from({1, 0, 0, 1}, {2, 2}), labels = Tensor::from({0, 0}, {2}, DType::i32);
+  {
+    models::Reporter report(o, {.model = "m", .data = "d", .test_images = 4, .steps_per_epoch = 2, .total_steps = 4},
+                            sgd);
+    report.step(Tensor::full({}, 2), logits, labels);
+    report.step(Tensor::full({}, 1), logits, labels);
+    report.evaluation({.loss = 3, .accuracy = 0.75, .images = 4}, "test");
+    report.epoch();
+    report.step(Tensor::full({}, 1), logits, labels);
+    report.evaluation({.loss = 0, .accuracy = 1, .images = 2, .cut_short = true}, "test");  // not counted
+    CHECK_THROWS_WITH(report.step(Tensor::full({}, std::nan("")), logits, labels),
+                      "step 4 (epoch 2): the loss is nan; training has diverged, try a smaller --lr (0.5 now)");
+  }
+  const auto lines = read_lines(o.log);
+  REQUIRE(lines.size() == 7);
+  CHECK(lines[0]["type"] == "config");
+  CHECK(lines[0]["total_steps"] == 4);
+  CHECK(lines[1]["loss"] == 2.0);
+  CHECK(lines[1]["accuracy"] == 0.5);
+  CHECK(lines[1]["lr"] == 0.5);
+  CHECK(lines[3]["type"] == "epoch");
+  CHECK(lines[3]["loss"] == 1.5);
+  CHECK(lines[3]["train_accuracy"] == 0.5);
+  CHECK(lines[3]["test_accuracy"] == 0.75);
+  CHECK(lines[5]["loss"].is_null());
+  CHECK(lines[6]["status"] == "diverged");
+
+  o.log = (folder.path / "no/such/folder/log.jsonl").string();
+  CHECK_THROWS_AS(models::Reporter(o, {}, sgd), Error);
+}
