@@ -16,6 +16,7 @@
 #include "data/loader.h"
 #include "data/synthetic.h"
 #include "models/checkpoint.h"
+#include "models/fold.h"
 #include "models/init.h"
 #include "models/layers.h"
 #include "models/program.h"

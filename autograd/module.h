@@ -70,6 +70,7 @@ class Module {
     return ref;
   }
   void adopt(std::string name, std::unique_ptr<Module> child);
+  void remove_child(size_t i) { children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i)); }
 
  private:
   struct Entry {

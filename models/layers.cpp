@@ -49,6 +49,28 @@ Conv2dOptions Conv2d::options() const {
 
 Var Conv2d::forward(const Var& x) { return conv2d(x, weight, bias, options()); }
 
+void Conv2d::fold(const BatchNorm2d& norm) {
+  const int64_t out = weight.dim(0), row = weight.value().numel() / out;
+  check(norm.weight.dim(0) == out, "Conv2d: cannot fold a batch norm of ", norm.weight.dim(0),
+        " channels into a convolution that gives ", out);
+  const auto in_f64 = [](const Var& v) {
+    const Tensor t = Tensor::empty(v.shape(), DType::f64);
+    t.copy_(v.master());
+    return t;
+  };
+  const Tensor w = in_f64(weight), b = bias ? in_f64(bias) : Tensor::zeros({out}, DType::f64);
+  const Tensor gamma = in_f64(norm.weight), beta = in_f64(norm.bias);
+  const Tensor mean = in_f64(norm.running_mean), var = in_f64(norm.running_var);
+  for (int64_t o = 0; o < out; ++o) {
+    const double a = gamma.at(o) / std::sqrt(var.at(o) + norm.options().eps);
+    for (double* p = w.data<double>() + o * row; p < w.data<double>() + (o + 1) * row; ++p) *p *= a;
+    b.data<double>()[o] = beta.at(o) + a * (b.at(o) - mean.at(o));
+  }
+  if (!bias) bias = register_parameter("bias", b);
+  for (const auto& [parameter, value] : {std::pair(weight, w), std::pair(bias, b)})
+    parameter.set_value(value.to(weight.dtype()).to(weight.device()));
+}
+
 std::string Conv2d::describe() const {
   const int64_t k = weight.dim(1);
   std::string text = str("Conv2d(", weight.dim(3), ", ", weight.dim(0), ", kernel ", k, "x", k);

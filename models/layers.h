@@ -8,6 +8,8 @@
 
 namespace ht::nn {
 
+class BatchNorm2d;
+
 struct ConvOptions {
   int64_t stride = 1, padding = 0, dilation = 1;
   bool bias = true;
@@ -20,6 +22,10 @@ class Conv2d : public Module {
   std::string describe() const override;
 
   Conv2dOptions options() const;
+  // Becomes norm(conv(x)) in evaluation mode: a = gamma / sqrt(running_var + eps) scales each output channel's weights,
+  // and the bias, added where there was none, becomes beta + a (bias - running_mean). Computed in f64. Throws Error
+  // unless the norm has this layer's output channels.
+  void fold(const BatchNorm2d& norm);
 
   Var weight;  // [out, kernel, kernel, in]
   Var bias;    // [out] or undefined

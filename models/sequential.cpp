@@ -19,6 +19,11 @@ Module& Sequential::operator[](size_t i) const {
   return *children()[i].second;
 }
 
+void Sequential::erase(size_t i) {
+  check(i < size(), "Sequential: child ", i, " of ", size());
+  remove_child(i);
+}
+
 Module& Sequential::operator[](std::string_view name) const {
   for (const auto& [known, child] : children())
     if (known == name) return *child;

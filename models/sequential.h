@@ -26,6 +26,7 @@ class Sequential : public Module {
 
   Var forward(const Var& x) override;
   size_t size() const { return children().size(); }
+  void erase(size_t i);                             // the child; the others keep their names. Throws Error out of range
   Module& operator[](size_t i) const;               // throws Error out of range
   Module& operator[](std::string_view name) const;  // throws Error on an unknown name
   // The tree, a line a layer, without a line end at its end.
