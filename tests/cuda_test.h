@@ -3,13 +3,15 @@
 
 #include <doctest/doctest.h>
 
+#include <string>
+
 #include "core/context.h"
 #include "core/cuda_context.h"
 
-#define HT_NEEDS_CUDA()                                                                      \
-  if (::ht::cuda_device_count() == 0) {                                                      \
-    MESSAGE("SKIPPED: no CUDA device (", ::ht::kCudaBuild ? "CUDA" : "CPU-only", " build)"); \
-    return;                                                                                  \
+#define HT_NEEDS_CUDA()                                                                                      \
+  if (::ht::cuda_device_count() == 0) {                                                                      \
+    MESSAGE("SKIPPED: no CUDA device in a ", std::string(::ht::kCudaBuild ? "CUDA" : "CPU-only"), " build"); \
+    return;                                                                                                  \
   }
 
 #define HT_NEEDS_GPU_MEMORY(gib)                                                            \
