@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/arithmetic.h"
+#include "core/range.h"
 
 namespace ht {
 
@@ -56,8 +57,11 @@ void Tape::check_walk(int root) const {
 Grads Tape::run_node(Node& node, Tensor dy) {
   std::vector<bool> needs(node.inputs.size());
   for (size_t k = 0; k < needs.size(); ++k) needs[k] = node.inputs[k].wanted();
+  const Range range(node.op->name(), "backward", node.op.get());
   try {
     Grads grads = node.op->backward(Context::of(node.device), dy.to(node.out.dtype), needs);
+    range.touches({&dy, 1});
+    range.touches(grads);
     check(grads.size() == needs.size(), "returned ", grads.size(), " gradients for ", needs.size(), " inputs");
     for (size_t k = 0; k < needs.size(); ++k) {
       if (!needs[k] || !grads[k].defined()) continue;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "autograd/tape.h"
+#include "core/range.h"
 
 namespace ht {
 
@@ -138,8 +139,12 @@ Var apply(std::unique_ptr<Op> op, std::vector<Var> inputs) {
   check(!in.empty(), op->name(), ": no inputs");
   const TensorSpec spec = op->infer(in);
   const Tensor y = [&] {
+    const Range range(op->name(), "forward", op.get());
     try {
-      return op->forward(Context::of(in.front().device()), in, spec);
+      Tensor out = op->forward(Context::of(in.front().device()), in, spec);
+      range.touches(in);
+      range.touches({&out, 1});
+      return out;
     } catch (const Error& e) {
       const std::string_view text = e.what();
       if (text.starts_with(op->name())) throw;

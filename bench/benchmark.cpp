@@ -37,6 +37,7 @@ struct RepeatOptions {
   std::string device = ht::cuda_device_count() > 0 ? "cuda" : "cpu";
   std::string tune = "fast";
   bool eager = false;
+  bool applied = false;  // count applied steps only: a skipped one does not use up an iteration
 };
 
 // Median milliseconds a call over windows of about 0.1 s. `guess_s`: what one call should take.
@@ -103,15 +104,16 @@ json run_repeat(const RepeatOptions& o) {
   json warm_up_s;
   context.synchronize();
   const auto start = Clock::now();
-  for (int64_t i = 0; i < o.iterations;) {
+  for (int64_t i = 0, more = o.iterations; more > 0;) {
     for (const ht::data::Batch batch : train) {
       step(batch);
-      losses.rows(i, i + 1).copy_(loss);
+      losses.rows(i % o.iterations, i % o.iterations + 1).copy_(loss);
       if (++i == kWarmUp) {
         context.synchronize();
         warm_up_s = seconds_since(start);
       }
-      if (i < o.iterations) continue;
+      if (--more == 0 && o.applied && amp.enabled()) more = o.iterations - amp.status().applied_steps;
+      if (more > 0) continue;
       last = batch;
       break;
     }
@@ -142,6 +144,7 @@ json run_repeat(const RepeatOptions& o) {
           {"test_accuracy", 100 * evaluation.accuracy},
           {"test_images", evaluation.images},
           {"loss_scale", status.scale},
+          {"applied_steps", amp.enabled() ? status.applied_steps : o.iterations},
           {"skipped_steps", status.skipped_steps},
           {"seed", o.seed},
           {"data", sets.train.source}};
@@ -193,6 +196,7 @@ int run(int argc, const char* const* argv) {
   repeat->add_option("--width", o.width, "scales the network's channels");
   repeat->add_option("--seed", o.seed);
   repeat->add_option("--tune", o.tune)->check(CLI::IsMember({"off", "fast", "full"}));
+  repeat->add_flag("--applied", o.applied, "as many applied steps as --iterations, whatever is skipped");
   repeat->add_flag("--eager", o.eager, "no CUDA graph of the step");
   CLI::App* facts = app.add_subcommand("hardware", "device, versions, rate of matrix products; a line of JSON");
   facts->add_option("--gemm", gemm, "side of the matrices; 0: not measured; by default 8192 on CUDA, 256 on the CPU");

@@ -1,7 +1,7 @@
 """Markdown tables of {GPU: {(framework, method, batch): {metric: Stat}}}, as benchmark_results gives them."""
 from benchmark_results import METRICS
 
-METHODS = ["fp32", "tf32", "fp16", "amp", "bf16"]
+METHODS = ["fp32", "tf32", "fp16", "amp", "bf16", "o2"]
 
 
 def method_order(method):

@@ -11,6 +11,7 @@ interrupted run stopped. A repeat that fails is recorded with its error, the res
 and how: docs/benchmark.md.
 """
 import argparse
+import concurrent.futures
 import hashlib
 import json
 import pathlib
@@ -24,13 +25,13 @@ import benchmark_results
 import benchmark_tables
 
 HERE = pathlib.Path(__file__).resolve().parent
-METHODS = ["fp32", "tf32", "fp16", "amp", "bf16"]
+METHODS = ["fp32", "tf32", "fp16", "amp", "bf16"]  # those of the article and the two that it lacks; o2 where asked for
 FRAMEWORKS = ["halftone", "halftone-eager", "pytorch", "pytorch-graph", "pytorch-compile"]
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=[*METHODS, "o2"])
     parser.add_argument("--batches", nargs="+", type=int, default=[128, 256, 512, 1024, 2048])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=100)
@@ -43,14 +44,18 @@ def arguments():
     parser.add_argument("--train-images", type=int, default=8000, help="of the generated set")
     parser.add_argument("--test-images", type=int, default=2000, help="of the generated set")
     parser.add_argument("--gemm", type=int, default=-1,
-                        help="side of the matrices whose product is timed; by default 8192 on a GPU, 256 on the CPU")
+                        help="side of the matrices whose product is timed; by default 8192 on a GPU, 256 on the CPU; 0: not timed")
     parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build"), help="CMake's build folder")
+    parser.add_argument("--jobs", type=int, default=1,
+                        help="repeats at a time: for accuracy alone, since their times then say nothing")
+    parser.add_argument("--applied", action="store_true",
+                        help="train until --iterations steps are applied, skipped ones not counted (Halftone only)")
     parser.add_argument("--python", default=sys.executable, help="the Python that has PyTorch")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for a repeat; then it counts as failed")
     parser.add_argument("--commit", help="of this tree, where git cannot tell")
     args = parser.parse_args()
-    if min(args.repeats, args.iterations, *args.batches) < 1:
-        parser.error("--batches, --repeats and --iterations are at least 1")
+    if min(args.repeats, args.iterations, args.jobs, *args.batches) < 1:
+        parser.error("--batches, --repeats, --iterations and --jobs are at least 1")
     if any(f.startswith("pytorch") for f in args.frameworks):
         if not args.data:
             parser.error("PyTorch reads the same files as Halftone: give --data DIR (scripts/download_cifar10.sh)")
@@ -98,6 +103,7 @@ def command_of(args, framework, method, batch, number, iterations=None):
         command = [args.program, "repeat", "--method", method, *common, *args.device_flag, "--width", args.width,
                    "--train-images", args.train_images, "--test-images", args.test_images]
         command += ["--eager"] if way == "eager" else []
+        command += ["--applied"] if args.applied else []
     return [str(part) for part in command]
 
 
@@ -124,7 +130,8 @@ def start_document(args):
         query = "driver_version,clocks.max.sm,power.limit,memory.total"
         hardware["nvidia-smi"] = {query: output_of(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"])}
     settings = {"protocol": "SGD lr 0.01 momentum 0.9, inputs (x-0.5)/0.5, in order, last batch dropped, seed 7",
-                "iterations": args.iterations, "width": args.width, "data": data_of(args)}
+                "iterations": args.iterations, "applied": args.applied, "jobs": args.jobs,
+                "width": args.width, "data": data_of(args)}
     name = args.gpu_name or re.sub(r"[^\w.-]+", "-", hardware.get("gpu", "CPU"))
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{name}.json"
@@ -137,7 +144,7 @@ def start_document(args):
         if (before := document["hardware"].get("gpu")) != hardware.get("gpu"):
             sys.exit(f"{path}: holds results of {before or 'a CPU'}, but this is {hardware.get('gpu', 'a CPU')}; choose "
                      f"another --gpu-name")
-    document.update(hardware=hardware, gemm_n=facts["gemm_n"], gemm_tflops=facts["gemm_tflops"])
+    document.update(hardware=hardware, gemm_n=facts.get("gemm_n"), gemm_tflops=facts.get("gemm_tflops", {}))
     print(f"{name}: {hardware.get('gpu', hardware['cpu'])}", flush=True)
     return path, document
 
@@ -169,6 +176,27 @@ def eta(seconds, rest):
     return f"{total / 60:.0f} min" if total >= 100 else f"{total:.0f} s"
 
 
+def keep(args, document, path, key, result, commit):
+    """A repeat's place in the document, and the document on disk. False: the repeat failed."""
+    framework, method, batch, number = key
+    result.update(framework=framework, method=method, batch=batch, number=number, commit=commit)
+    if result["status"] == "ok":
+        benchmark_results.derive(result, args.iterations, args.width, document["gemm_tflops"])
+    document["repeats"] = [r for r in document["repeats"]
+                           if (r["framework"], r["method"], r["batch"], r["number"]) != key] + [result]
+    benchmark_results.save(path, document)
+    return result["status"] == "ok"
+
+
+def told(key, result):
+    framework, method, batch, number = key
+    what = f"FAILED: {result.get('error')}"
+    if result["status"] == "ok":
+        what = (f"{result['train_s']:.2f} s, {result['step_ms']:.3f} ms a step, test accuracy "
+                f"{result['test_accuracy']:.2f} %")
+    return f"{framework} {method} batch {batch} repeat {number + 1}: {what}"
+
+
 def main():
     args = arguments()
     args.program = args.build / "bin" / "bench_benchmark"
@@ -181,23 +209,17 @@ def main():
     if skipped := len(args.methods) * len(args.batches) * args.repeats * len(args.frameworks) - len(keys):
         print(f"{skipped} repeats are in {path} already", flush=True)
     find_plans(args, document, keys)
-    for i, key in enumerate(keys):
-        framework, method, batch, number = key
-        result = measure(command_of(args, *key), args.timeout)
-        result.update(framework=framework, method=method, batch=batch, number=number, commit=commit)
-        if result["status"] == "ok":
-            benchmark_results.derive(result, args.iterations, args.width, document["gemm_tflops"])
-            told = (f"{result['train_s']:.2f} s, {result['step_ms']:.3f} ms a step, test accuracy "
-                    f"{result['test_accuracy']:.2f} %")
-        else:
-            failed += 1
-            told = f"FAILED: {result['error']}"
-        document["repeats"] = [r for r in document["repeats"]
-                               if (r["framework"], r["method"], r["batch"], r["number"]) != key] + [result]
-        benchmark_results.save(path, document)
-        seconds.setdefault(framework, []).append(result["process_s"])
-        rest = f"; {eta(seconds, keys[i + 1:])} to go" if i + 1 < len(keys) else ""
-        print(f"[{i + 1}/{len(keys)}] {framework} {method} batch {batch} repeat {number + 1}: {told}{rest}", flush=True)
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        running = [pool.submit(measure, command_of(args, *key), args.timeout) for key in keys]
+        try:
+            for i, (key, run) in enumerate(zip(keys, running)):
+                result = run.result()
+                failed += not keep(args, document, path, key, result, commit)
+                seconds.setdefault(key[0], []).append(result["process_s"] / args.jobs)
+                rest = f"; {eta(seconds, keys[i + 1:])} to go" if i + 1 < len(keys) else ""
+                print(f"[{i + 1}/{len(keys)}] {told(key, result)}{rest}", flush=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
     print()
     print(benchmark_tables.report({document["gpu_name"]: benchmark_results.summarize(document)}))
     print(f"{path}: {len(document['repeats'])} repeats, {failed} failed now. "

@@ -1,8 +1,9 @@
 // One training step of VGG16 on the GPU, the data on it: forward, loss, backward, SGD with momentum. The twin of
 // bench/pytorch_vgg16.py: same protocol, same JSON lines. The first line also tells how long the process took to its
 // first completed step (with a warm plan cache: what a user waits for), and the parts of that: device, network, step.
-// The step is one CUDA graph, unless --eager.
-//   bench_vgg16_gpu [--eager] [--modes fp32 tf32 fp16 amp bf16] [--batches 128 ...] [--windows 7] [--steps 20]
+// The step is one CUDA graph, unless --eager. With --whole it also makes each batch (bench/vgg16_step.h).
+//   bench_vgg16_gpu [--whole] [--eager] [--modes fp32 tf32 fp16 amp bf16] [--batches 128 ...] [--windows 7] [--steps
+//   20]
 //                   [--tune off|fast|full]
 #include <time.h>
 #include <unistd.h>
@@ -15,16 +16,9 @@
 #include <iterator>
 #include <sstream>
 
-#include "amp/amp.h"
-#include "bench/methods.h"
 #include "bench/timing.h"
-#include "core/allocator.h"
-#include "core/captured_step.h"
-#include "core/context.h"
+#include "bench/vgg16_step.h"
 #include "core/tuning.h"
-#include "models/vgg.h"
-#include "ops/ops.h"
-#include "optim/sgd.h"
 
 namespace {
 using Clock = std::chrono::steady_clock;
@@ -44,33 +38,17 @@ double seconds_since_exec() {
          std::stod(field) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
-void measure(const std::string& mode, int64_t batch, int windows, int steps, bool eager) {
+void measure(const std::string& mode, int64_t batch, int windows, int steps, bool whole, bool eager) {
   static bool first_line = true;
   const ht::Device device = ht::Device::cuda();
   const auto begin = Clock::now();
   ht::Context& context = ht::Context::of(device);
   const double context_s = seconds_since(begin);
-  bench::use_method(mode);
-  ht::manual_seed(7);
   ht::empty_cache(device);
   ht::reset_peak_memory(device);
   const auto start = Clock::now();
-  ht::nn::Sequential model = ht::models::vgg16();
-  model.to(device);
-  ht::optim::Sgd sgd(model.parameters(), {.lr = 0.01, .momentum = 0.9});
-  ht::amp::Amp amp = ht::amp::initialize(model, sgd, {.level = bench::level_of(mode)});
-  const ht::Var x = ht::Tensor::normal({batch, 32, 32, 3}, {7, 1}).to(device);
-  std::vector<int64_t> labels(static_cast<size_t>(batch));
-  for (size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<int64_t>(i * 7 % 10);
-  const ht::Var y = ht::Tensor::of<int64_t>(labels, {batch}).to(device);
+  bench::Vgg16Step step(mode, batch, whole, eager);
   const double model_s = seconds_since(start);
-  const auto eager_step = [&](std::span<const ht::Tensor>) {
-    sgd.zero_grad();
-    amp.backward(ht::cross_entropy(model(x), y));
-    sgd.step();
-  };
-  ht::CapturedStep captured(device, eager_step);
-  const auto step = [&] { eager ? eager_step({}) : captured({}); };
   step();
   context.synchronize();
   const double first_s = seconds_since(start);
@@ -83,11 +61,12 @@ void measure(const std::string& mode, int64_t batch, int windows, int steps, boo
   const std::vector<double> ms = bench::window_ms(windows, steps, step, [&] { context.synchronize(); });
   const ht::MemoryStats memory = ht::memory_stats(device);
   std::printf(
-      "{\"name\": \"halftone\", \"mode\": \"%s\", \"eager\": %s, \"batch\": %lld, \"ms\": %.4f, \"spread_ms\": %.4f, "
+      "{\"name\": \"halftone\", \"mode\": \"%s\", \"whole\": %s, \"eager\": %s, \"batch\": %lld, \"ms\": %.4f, "
+      "\"spread_ms\": %.4f, "
       "\"images_per_s\": %.0f, \"peak_mib\": %zu, \"reserved_mib\": %zu, \"first_step_s\": %.2f%s}\n",
-      mode.c_str(), eager ? "true" : "false", static_cast<long long>(batch), ms[ms.size() / 2], ms.back() - ms.front(),
-      1000.0 * static_cast<double>(batch) / ms[ms.size() / 2], memory.peak >> 20, memory.reserved >> 20, first_s,
-      from_exec.c_str());
+      mode.c_str(), whole ? "true" : "false", eager ? "true" : "false", static_cast<long long>(batch),
+      ms[ms.size() / 2], ms.back() - ms.front(), 1000.0 * static_cast<double>(batch) / ms[ms.size() / 2],
+      memory.peak >> 20, memory.reserved >> 20, first_s, from_exec.c_str());
   std::fflush(stdout);
 }
 }  // namespace
@@ -97,13 +76,14 @@ int main(int argc, char** argv) {
   std::vector<std::string> modes{"fp32", "tf32"};
   std::vector<int64_t> batches{128, 256, 512, 1024, 2048};
   int windows = 7, steps = 20;
-  bool eager = false;
+  bool whole = false, eager = false;
   std::string tune = "fast";
   app.add_option("--modes", modes)->check(CLI::IsMember(bench::kMethods));
   app.add_option("--batches", batches)->check(CLI::PositiveNumber);
   app.add_option("--windows", windows)->check(CLI::PositiveNumber);
   app.add_option("--steps", steps)->check(CLI::PositiveNumber);
   app.add_option("--tune", tune)->check(CLI::IsMember({"off", "fast", "full"}));
+  app.add_flag("--whole", whole, "also makes each batch from u8 images, Nesterov momentum, decay, a schedule");
   app.add_flag("--eager", eager, "no CUDA graph of the step");
   CLI11_PARSE(app, argc, argv);
   if (ht::cuda_device_count() == 0) {
@@ -113,7 +93,7 @@ int main(int argc, char** argv) {
   try {
     ht::set_tune_mode(ht::parse_tune_mode(tune));
     for (const std::string& mode : modes)
-      for (const int64_t batch : batches) measure(mode, batch, windows, steps, eager);
+      for (const int64_t batch : batches) measure(mode, batch, windows, steps, whole, eager);
   } catch (const ht::Error& e) {
     std::fprintf(stderr, "error: %s\n", e.what());
     return 1;

@@ -47,6 +47,7 @@ struct CudaContext {
   // their memory is not given to others before it is done. join() makes main wait for all such work.
   template <class F>
   void beside(std::initializer_list<Tensor> used, F&& work) {
+    if (!overlap) return work(main);
     order(main, side);
     work(side);
     keep(used);
@@ -59,6 +60,7 @@ struct CudaContext {
   CudaContext& operator=(const CudaContext&) = delete;
 
   CUevent_st* order_event = nullptr;
+  bool overlap = true;  // false: beside() queues on the main lane, one thing after the other, as a profile wants it
 
  private:
   void keep(std::initializer_list<Tensor> used);

@@ -134,6 +134,8 @@ struct Loader::Iterator::Loop {
 
 Loader::Iterator::Iterator(std::shared_ptr<State> state) : loop_(std::make_unique<Loop>(std::move(state))) { ++*this; }
 Loader::Iterator::~Iterator() = default;
+Loader::Iterator::Iterator(Iterator&&) noexcept = default;
+Loader::Iterator& Loader::Iterator::operator=(Iterator&&) noexcept = default;
 
 Loader::Iterator& Loader::Iterator::operator++() {
   check(loop_ != nullptr, "loader: ++ past the end of the epoch");

@@ -71,8 +71,8 @@ class Loader {
     using value_type = Batch;
     using difference_type = std::ptrdiff_t;
 
-    Iterator(Iterator&&) noexcept = default;
-    Iterator& operator=(Iterator&&) noexcept = default;
+    Iterator(Iterator&&) noexcept;
+    Iterator& operator=(Iterator&&) noexcept;
     ~Iterator();
 
     Batch operator*() const { return batch_; }

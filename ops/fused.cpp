@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 
+#include "core/range.h"
 #include "ops/samples.h"
 
 namespace ht {
@@ -38,7 +39,10 @@ Tensor Fused::forward(Context& ctx, Inputs in, const TensorSpec&) {
   Tensor y;
   for (const Part& part : parts_) {
     const std::vector<Tensor> inputs = gather(part, in, y);
+    const Range range(part.op->name(), "forward", part.op.get());
     y = part.op->forward(ctx, inputs, part.op->infer(inputs));
+    range.touches(inputs);
+    range.touches({&y, 1});
   }
   return y;
 }
@@ -58,7 +62,10 @@ Grads Fused::backward(Context& ctx, const Tensor& dy, const std::vector<bool>& n
     const std::vector<int>& inputs = parts_[p].inputs;
     std::vector<bool> part_needs;
     for (const int i : inputs) part_needs.push_back(is_wanted(p, i));
+    const Range range(parts_[p].op->name(), "backward", parts_[p].op.get());
     Grads of_part = parts_[p].op->backward(ctx, g, part_needs);
+    range.touches({&g, 1});
+    range.touches(of_part);
     g = {};
     for (size_t k = 0; k < inputs.size(); ++k) {
       if (inputs[k] == kPrevious)

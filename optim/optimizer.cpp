@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 
+#include "core/range.h"
 #include "optim/clip.h"
 
 namespace ht::optim {
@@ -109,6 +110,7 @@ std::vector<UpdateItem> Optimizer::items_of(const Group& group, int first_index)
 }
 
 void Optimizer::step() {
+  const Range range(name_, "step");
   const std::shared_ptr<StepControl> control = control_.lock();
   std::vector<UpdateItem> items;
   std::vector<size_t> ends;
