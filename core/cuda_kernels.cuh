@@ -48,12 +48,50 @@ struct alignas(sizeof(T) * N) Pack {
   T v[N];
 };
 
+// Quotients by a number that the host knows: a multiplication where the device would divide. For n * d below 2^63.
+struct Divider {
+  uint64_t magic = 0;
+
+  Divider() = default;
+  explicit Divider(int64_t d) : magic((uint64_t{1} << 63) / static_cast<uint64_t>(d) + 1) {}
+  __device__ __forceinline__ int64_t operator()(int64_t n) const {
+    return static_cast<int64_t>(__umul64hi(static_cast<uint64_t>(n) << 1, magic));
+  }
+};
+
 constexpr int kBlock = 256;
 
 // Blocks for n items, `per_thread` each, capped at `waves` full waves: the kernel strides over the rest.
 inline unsigned grid_for(const CudaContext& cuda, int64_t n, int per_thread = 1, int blocks_per_sm = 8) {
   const int64_t need = (n + int64_t{kBlock} * per_thread - 1) / (int64_t{kBlock} * per_thread);
   return static_cast<unsigned>(std::clamp<int64_t>(need, 1, int64_t{cuda.sm_count} * blocks_per_sm));
+}
+
+// A launch whose blocks may take their places, and run up to wait_for_previous(), before the kernel ahead on the stream
+// has ended (programmatic dependent launch). That one lets them by let_next_start(), at best when all of it is running.
+template <class... P, class... A>
+void launch_early(const CudaContext& cuda, void (*kernel)(P...), dim3 grid, dim3 block, A&&... args) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.stream = cuda.stream();
+  config.attrs = &early;
+  config.numAttrs = cuda.compute >= 90 ? 1 : 0;
+  HT_CUDA_CALL(cudaLaunchKernelEx(&config, kernel, P(args)...));
+}
+__device__ __forceinline__ void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+// Every thread of the later kernel calls it before it reads what the earlier one wrote, or writes what that one reads.
+__device__ __forceinline__ void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
 }
 
 #define HT_GRID_STRIDE(i, n)                                                    \

@@ -49,7 +49,7 @@ __global__ void backward_kernel(Pool2d g, const T* dy, T* dx) {
 
 void avg_pool2d_forward_cuda(Context& ctx, const Pool2d& g, const Tensor& x, const Tensor& y) {
   if (y.numel() == 0) return;
-  dispatch_packs(x, y, g.c, [&]<class T, int N>() {
+  dispatch_packs({x, y}, g.c, [&]<class T, int N>() {
     forward_kernel<T, N>
         <<<grid_for(ctx.cuda(), y.numel() / N), kBlock, 0, ctx.cuda().stream()>>>(g, x.data<T>(), y.data<T>());
     HT_LAUNCHED("avg_pool2d forward");
@@ -58,7 +58,7 @@ void avg_pool2d_forward_cuda(Context& ctx, const Pool2d& g, const Tensor& x, con
 
 void avg_pool2d_backward_cuda(Context& ctx, const Pool2d& g, const Tensor& dy, const Tensor& dx) {
   if (dx.numel() == 0) return;
-  dispatch_packs(dy, dx, g.c, [&]<class T, int N>() {
+  dispatch_packs({dy, dx}, g.c, [&]<class T, int N>() {
     backward_kernel<T, N>
         <<<grid_for(ctx.cuda(), dx.numel() / N), kBlock, 0, ctx.cuda().stream()>>>(g, dy.data<T>(), dx.data<T>());
     HT_LAUNCHED("avg_pool2d backward");

@@ -1,5 +1,7 @@
-// What batch norm's forward and backward kernels share. A thread takes a pack of N channels of a row; blocks are
-// kColumns packs wide and share the rows. With a pool, the rows of a pass are the 2x2 windows of the map.
+// What batch norm's forward and backward kernels share. Each direction is two passes: the first adds a pair of sums a
+// channel, the second starts with what follows from them and has one block more, which writes what is per channel.
+// A thread takes a pack of N channels of some rows at once; blocks are kColumns packs wide and share the rows. With a
+// pool, the rows of a pass are the 2x2 windows of the map.
 #pragma once
 
 #include "ops/batch_norm.h"
@@ -7,37 +9,54 @@
 
 namespace ht::bn {
 
-inline constexpr int kThreads = 512;
+inline constexpr int kThreads = 256;
 inline constexpr int kColumns = 32;  // packs of channels in a block, at most
 
 // x seen as [rows, channels]; with a pool the rows of a pass are the windows of an [n, h, w] map.
 struct Geometry {
   int64_t rows = 0, channels = 0;
   int64_t h = 0, w = 0, th = 0, tw = 0;  // map and windows, those that reach over an odd edge included
+  Divider by_tw, by_th;
 };
+
+inline Geometry geometry_of(const Tensor& x, BatchNormTail tail) {
+  Geometry g;
+  g.rows = x.shape().product(0, x.rank() - 1), g.channels = x.shape().back();
+  if (!tail.pool) return g;
+  g.h = x.dim(1), g.w = x.dim(2), g.th = (g.h + 1) / 2, g.tw = (g.w + 1) / 2;
+  g.rows = x.dim(0) * g.th * g.tw;
+  g.by_tw = Divider(g.tw), g.by_th = Divider(g.th);
+  return g;
+}
 
 struct Launch {
   dim3 grid, block;
 };
 
-// Enough blocks to fill the device twice, no more than there are rows.
-inline Launch launch_for(const CudaContext& cuda, int64_t rows, int64_t packs) {
+// As many blocks as run at once, `per_sm` each, but no more than there are rows.
+inline Launch launch_for(const CudaContext& cuda, int64_t rows, int64_t packs, int per_sm) {
   const unsigned x = static_cast<unsigned>(std::min<int64_t>(packs, kColumns)), y = kThreads / x;
   const unsigned columns = static_cast<unsigned>((packs + x - 1) / x);
-  const int64_t most = std::max<int64_t>(1, int64_t{cuda.sm_count} * 2 / columns);
+  const int64_t most = std::max<int64_t>(1, int64_t{cuda.sm_count} * per_sm / columns);
   const int64_t need = std::max<int64_t>(1, (rows + y - 1) / y);
   return {dim3(static_cast<unsigned>(std::min(need, most)), columns), dim3(x, y)};
 }
 
-// Where a kernel's blocks add their pairs of sums, [2, channels]: by atomics into zeros, or, to give the same bits
-// every time, each into its own row of [parts, 2, channels]. The last block takes the sums and leaves the zeros as they
-// were.
+__device__ __forceinline__ int flat_thread() { return static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); }
+__device__ __forceinline__ int flat_threads() { return static_cast<int>(blockDim.x * blockDim.y); }
+template <int N>
+__device__ __forceinline__ int64_t first_channel() {
+  return (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * N;
+}
+
+// Pairs of sums, [2, channels]: added up by atomics into zeros or, to give the same bits every time, each block's in
+// its own row of [parts, 2, channels], of which the last block makes the first row the sum. The pass that reads them
+// leaves the zeros as they were.
 template <class A>
 struct PairSums {
-  A* at;
-  int64_t channels;
-  int64_t parts;     // 0: atomics
-  unsigned* ticket;  // counts blocks; 0 before and after
+  A* at = nullptr;  // null: there are none
+  int64_t channels = 0, parts = 0;
+  unsigned* ticket = nullptr;  // counts blocks; 0 before and after
 
   __device__ void add(int64_t i, A value) const {
     if (parts) {
@@ -46,113 +65,147 @@ struct PairSums {
       atomicAdd(at + i, value);
     }
   }
-  // Called by whole blocks after their adds: true in the one that is the last. There `at` then holds the sums.
-  __device__ bool complete(int thread, int threads) const {
-    __shared__ bool last;
+  // Called by whole blocks after their adds.
+  __device__ void finish() const {
+    if (!parts || !is_last_block()) return;
     __threadfence();
-    __syncthreads();
-    const unsigned blocks = gridDim.x * gridDim.y;
-    if (thread == 0) last = atomicInc(ticket, blocks - 1) == blocks - 1;
-    __syncthreads();
-    if (!last || !parts) return last;
-    __threadfence();
-    for (int64_t i = thread; i < 2 * channels; i += threads) {
+    for (int64_t i = flat_thread(); i < 2 * channels; i += flat_threads()) {
       A sum = 0;
       for (int64_t p = 0; p < parts; ++p) sum += __ldcg(at + p * 2 * channels + i);
       at[i] = sum;
     }
-    __syncthreads();
-    return true;
   }
-  __device__ double first(int64_t c) const { return static_cast<double>(__ldcg(at + c)); }
-  __device__ double second(int64_t c) const { return static_cast<double>(__ldcg(at + channels + c)); }
-  // The last block may use the place of a second sum.
-  __device__ void keep(int64_t c, A value) const { at[channels + c] = value; }
-  __device__ A kept(int64_t c) const { return at[channels + c]; }
-  __device__ void clear(int64_t c) const {
-    if (!parts) at[c] = at[channels + c] = A(0);
+  __device__ double first(int64_t c) const { return static_cast<double>(at[c]); }
+  __device__ double second(int64_t c) const { return static_cast<double>(at[channels + c]); }
+  // Called by whole blocks once they have read: true in the last one, which then calls clear().
+  __device__ bool is_last_reader() const { return at && !parts && is_last_block(); }
+  __device__ void clear() const {
+    for (int64_t i = flat_thread(); i < 2 * channels; i += flat_threads()) at[i] = A(0);
+  }
+
+ private:
+  __device__ bool is_last_block() const {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    const unsigned blocks = gridDim.x * gridDim.y;
+    if (flat_thread() == 0) last = atomicInc(ticket, blocks - 1) == blocks - 1;
+    __syncthreads();
+    return last;
   }
 };
 
-__device__ __forceinline__ int flat_thread() { return static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); }
-__device__ __forceinline__ int flat_threads() { return static_cast<int>(blockDim.x * blockDim.y); }
+template <class A>
+PairSums<A> make_pair_sums(Context& ctx, const Launch& launch, int64_t channels, Tensor& partial) {
+  constexpr size_t kTicket = 256;  // bytes, so that the sums stay aligned
+  char* zeros = static_cast<char*>(ctx.cuda().zeros_of(kTicket + 2 * static_cast<size_t>(channels) * sizeof(A)));
+  PairSums<A> sums{reinterpret_cast<A*>(zeros + kTicket), channels, 0, reinterpret_cast<unsigned*>(zeros)};
+  if (deterministic()) {
+    partial = Tensor::empty({launch.grid.x, 2, channels}, dtype_of<A>(), ctx.device());
+    sums.at = partial.data<A>(), sums.parts = launch.grid.x;
+  }
+  return sums;
+}
 
 // Adds the N pairs of each thread over the block's rows, then over the blocks.
 template <int N, class A>
-__device__ void add_pairs(const A (&first)[N], const A (&second)[N], int64_t c, const PairSums<A>& sums) {
-  extern __shared__ char raw[];
-  A* shared = reinterpret_cast<A*>(raw);
-  const int width = static_cast<int>(blockDim.x) * 2 * N;
-  A* mine = shared + threadIdx.y * width;
+__device__ void add_pairs(const A (&first)[N], const A (&second)[N], const PairSums<A>& sums) {
+  // [warp][2 N][lane], padded so that values of one thread, read across, do not meet in a bank.
+  constexpr int kStride = 36, kWarp = 2 * N * kStride;
+  __shared__ A shared[kThreads / 32 * kWarp];
+  const int thread = flat_thread(), threads = flat_threads(), columns = static_cast<int>(blockDim.x);
+  A* mine = shared + thread / 32 * kWarp + thread % 32;
 #pragma unroll
   for (int k = 0; k < N; ++k) {
-    mine[threadIdx.x * N + k] = c < sums.channels ? first[k] : A(0);
-    mine[(blockDim.x + threadIdx.x) * N + k] = c < sums.channels ? second[k] : A(0);
+    mine[k * kStride] = first[k];
+    mine[(N + k) * kStride] = second[k];
   }
   __syncthreads();
-  const int64_t base = static_cast<int64_t>(blockIdx.y) * blockDim.x * N;
-  for (int i = flat_thread(); i < width; i += flat_threads()) {
+  const int64_t base = int64_t{blockIdx.y} * columns * N;
+  for (int i = thread; i < 2 * columns * N; i += threads) {
+    const int half = i / (columns * N), channel = i % (columns * N);
+    if (base + channel >= sums.channels) continue;
+    const A* from = shared + (half * N + channel % N) * kStride;
     A sum = 0;
-    for (unsigned r = 0; r < blockDim.y; ++r) sum += shared[r * width + i];
-    const int half = width / 2;
-    const int64_t channel = base + i % half;
-    if (channel < sums.channels) sums.add((i / half) * sums.channels + channel, sum);
+    for (int t = channel / N; t < threads; t += columns) sum += from[t / 32 * kWarp + t % 32];
+    sums.add(half * sums.channels + base + channel, sum);
+  }
+}
+
+// N values a channel, by 16 bytes at a time where N is a wide pack.
+template <int N, class A>
+__device__ __forceinline__ void load_channels(const A* from, A (&to)[N]) {
+  if constexpr (N * sizeof(A) % 16 == 0) {
+    constexpr int kAtOnce = 16 / static_cast<int>(sizeof(A));
+#pragma unroll
+    for (int i = 0; i < N / kAtOnce; ++i) {
+      const Pack<A> p = *reinterpret_cast<const Pack<A>*>(from + i * kAtOnce);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) to[i * kAtOnce + k] = p.v[k];
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < N; ++k) to[k] = from[k];
   }
 }
 
 // Per-channel numbers of N channels, and the op's output value as it is stored: rounded to T.
 template <class T, int N>
 struct Channels {
-  acc_t<T> mean[N], slope[N], beta[N];
+  using A = acc_t<T>;
+  A mean[N], slope[N], beta[N];
 
-  __device__ void load(const acc_t<T>* m, const acc_t<T>* invstd, const acc_t<T>* gamma, const acc_t<T>* b, int64_t c) {
+  // mean is set already; slope holds invstd.
+  __device__ __forceinline__ void load_affine(const A* gamma, const A* b, int64_t c) {
+    A g[N];
+    load_channels<N>(gamma + c, g);
+    if (b) load_channels<N>(b + c, beta);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      mean[k] = m[c + k];
-      slope[k] = gamma[c + k] * invstd[c + k];
-      beta[k] = b ? b[c + k] : acc_t<T>(0);
+      slope[k] *= g[k];
+      if (!b) beta[k] = 0;
     }
   }
   template <bool kRelu>
-  __device__ acc_t<T> value(acc_t<T> x, int k) const {
-    const acc_t<T> y = load_as(store_as<T>((x - mean[k]) * slope[k] + beta[k]));
-    return kRelu && y < acc_t<T>(0) ? acc_t<T>(0) : y;
+  __device__ __forceinline__ A value(A x, int k) const {
+    const A y = load_as(store_as<T>((x - mean[k]) * slope[k] + beta[k]));
+    return kRelu && y < A(0) ? A(0) : y;
   }
 };
-
-// The four pixels of window (n, oy, ox) -> offsets of their channels; false for those outside the map.
-__device__ __forceinline__ bool pixel(const Geometry& g, int64_t n, int64_t oy, int64_t ox, int p, int64_t& at) {
-  const int64_t y = 2 * oy + p / 2, x = 2 * ox + p % 2;
-  at = ((n * g.h + y) * g.w + x) * g.channels;
-  return y < g.h && x < g.w;
-}
 
 template <class A>
 __device__ __forceinline__ bool beats(A v, A m) {
   return v > m || (v != v && m == m);  // the first maximum stays; the first NaN wins
 }
 
-inline Geometry geometry_of(const Tensor& x, BatchNormTail tail) {
-  Geometry g{x.shape().product(0, x.rank() - 1), x.shape().back()};
-  if (!tail.pool) return g;
-  g.h = x.dim(1), g.w = x.dim(2), g.th = (g.h + 1) / 2, g.tw = (g.w + 1) / 2;
-  g.rows = x.dim(0) * g.th * g.tw;
-  return g;
-}
+// The four pixels of a 2x2 window, N channels each, and where they lie. `whole`: it has an output.
+template <class T, int N>
+struct Window {
+  Pack<T, N> x[4];
+  int64_t at[4], out;
+  bool inside[4], whole;
 
-// Runs a kernel that adds pairs: run(bytes of shared memory, sums).
-template <class A, class F>
-void with_pair_sums(Context& ctx, const Launch& launch, int pack, int64_t channels, F&& run) {
-  constexpr size_t kTicket = 256;  // bytes, so that the sums stay aligned
-  const size_t shared = launch.block.x * launch.block.y * 2 * static_cast<size_t>(pack) * sizeof(A);
-  char* zeros = static_cast<char*>(ctx.cuda().zeros_of(kTicket + 2 * static_cast<size_t>(channels) * sizeof(A)));
-  PairSums<A> sums{reinterpret_cast<A*>(zeros + kTicket), channels, 0, reinterpret_cast<unsigned*>(zeros)};
-  Tensor partial;
-  if (deterministic()) {
-    partial = Tensor::empty({launch.grid.x, 2, channels}, dtype_of<A>(), ctx.device());
-    sums.at = partial.data<A>(), sums.parts = launch.grid.x;
+  __device__ __forceinline__ void load(const Geometry& g, const T* from, int64_t r, int64_t c) {
+    const int64_t line = g.by_tw(r), ox = r - line * g.tw, n = g.by_th(line), oy = line - n * g.th;
+    const int64_t oh = g.h / 2, ow = g.w / 2, corner = ((n * g.h + 2 * oy) * g.w + 2 * ox) * g.channels + c;
+    whole = oy < oh && ox < ow;
+    out = ((n * oh + oy) * ow + ox) * g.channels + c;
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      inside[p] = 2 * oy + p / 2 < g.h && 2 * ox + p % 2 < g.w;
+      at[p] = corner + (p / 2 * g.w + p % 2) * g.channels;
+      if (inside[p]) x[p] = *reinterpret_cast<const Pack<T, N>*>(from + at[p]);
+    }
   }
-  run(shared, sums);
+};
+
+template <class T, int N>
+__device__ __forceinline__ Pack<T, N> pack_at(const T* p) {
+  return *reinterpret_cast<const Pack<T, N>*>(p);
+}
+template <class T, int N>
+__device__ __forceinline__ void set_pack(T* p, const Pack<T, N>& pack) {
+  *reinterpret_cast<Pack<T, N>*>(p) = pack;
 }
 
 }  // namespace ht::bn

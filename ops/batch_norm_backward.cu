@@ -7,185 +7,229 @@ namespace ht {
 namespace {
 using namespace bn;
 
-// d [N] = dy behind the ReLU of a row.
-template <class T, int N, bool kRelu>
-__device__ __forceinline__ void masked(const Channels<T, N>& channels, const acc_t<T> (&x)[N], acc_t<T> (&d)[N]) {
-  if constexpr (kRelu) {
-#pragma unroll
-    for (int k = 0; k < N; ++k)
-      if (!(channels.template value<true>(x[k], k) > acc_t<T>(0))) d[k] = 0;
-  }
-}
+constexpr int kSumBlocks = 3, kGradientBlocks = 3, kPoolBlocks = 2;  // an SM
 
-// Loads a window, x [4][N] and d [4][N]: dy at each channel's maximum if it is above 0. inside[p]: the pixel exists.
-template <class T, int N>
-__device__ __forceinline__ void load_window(const Geometry& g, const Channels<T, N>& channels, const T* x, const T* dy,
-                                            int64_t r, int64_t c, acc_t<T> (&v)[4][N], acc_t<T> (&d)[4][N],
-                                            int64_t (&at)[4], bool (&inside)[4]) {
-  using A = acc_t<T>;
-  const int64_t ox = r % g.tw, oy = r / g.tw % g.th, n = r / g.tw / g.th, oh = g.h / 2, ow = g.w / 2;
-  const bool whole = oy < oh && ox < ow;
-  A from[N] = {}, best[N];
-  int winner[N];
-  if (whole) load_pack<T, N>(dy + ((n * oh + oy) * ow + ox) * g.channels + c, from);
-#pragma unroll
-  for (int p = 0; p < 4; ++p) {
-    inside[p] = pixel(g, n, oy, ox, p, at[p]);
-    if (inside[p]) load_pack<T, N>(x + at[p] + c, v[p]);
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      if (!inside[p]) v[p][k] = 0;
-      const A value = channels.template value<true>(v[p][k], k);
-      if (p == 0 || beats(value, best[k])) {
-        best[k] = value;
-        winner[k] = p;
-      }
-    }
-  }
-#pragma unroll
-  for (int p = 0; p < 4; ++p)
-#pragma unroll
-    for (int k = 0; k < N; ++k) d[p][k] = whole && winner[k] == p && best[k] > A(0) ? from[k] : A(0);
-}
-
-// What the last block of the sums' pass writes from S = sum d and P = sum d (x - mean): dbeta = S, dgamma = P invstd,
-// and what each value of d is moved by, S / n and P invstd^2 / n. All [c].
+// What the second pass makes of S = sum d and P = sum d (x - mean), d being dy behind the tail: dbeta = S, dgamma = P
+// invstd, and what each value of d is moved by, S / n and P invstd^2 / n.
 template <class A>
 struct GradientTerms {
-  double share;  // 1 / n
+  PairSums<A> sums;  // none where nothing needs them
+  double share;      // 1 / n; 0 in evaluation, where nothing is moved
   const A* invstd;
   A *dgamma, *dbeta;  // may be null
-  A *offset, *pull;   // both null in evaluation
 
-  __device__ void write(const PairSums<A>& sums) const {
-#pragma unroll 4
+  template <int N>
+  __device__ __forceinline__ void load(int64_t c, const A (&inv)[N], A (&offset)[N], A (&pull)[N]) const {
+    A s[N] = {}, p[N] = {};
+    if (sums.at && share != 0) {
+      load_channels<N>(sums.at + c, s);
+      load_channels<N>(sums.at + sums.channels + c, p);
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const double i = static_cast<double>(inv[k]);
+      offset[k] = static_cast<A>(static_cast<double>(s[k]) * share);
+      pull[k] = static_cast<A>(static_cast<double>(p[k]) * i * i * share);
+    }
+  }
+  // One block.
+  __device__ void write() const {
     for (int64_t c = flat_thread(); c < sums.channels; c += flat_threads()) {
-      const double s = sums.first(c), p = sums.second(c) * static_cast<double>(invstd[c]);
-      sums.clear(c);
-      if (dbeta) dbeta[c] = static_cast<A>(s);
-      if (dgamma) dgamma[c] = static_cast<A>(p);
-      if (!offset) continue;
-      offset[c] = static_cast<A>(s * share);
-      pull[c] = static_cast<A>(p * static_cast<double>(invstd[c]) * share);
+      if (dbeta) dbeta[c] = static_cast<A>(sums.first(c));
+      if (dgamma) dgamma[c] = static_cast<A>(sums.second(c) * static_cast<double>(invstd[c]));
     }
   }
 };
 
-// The pairs are sum d and sum d (x - mean), d being dy behind the tail.
-template <class T, int N, bool kRelu, bool kPool>
-__global__ void __launch_bounds__(kThreads)
-    gradient_sums_kernel(Geometry g, const T* x, const T* dy, const acc_t<T>* mean, const acc_t<T>* invstd,
-                         const acc_t<T>* gamma, const acc_t<T>* beta, PairSums<acc_t<T>> sums,
-                         GradientTerms<acc_t<T>> terms) {
+// A window's output gradient goes to its maximum, where that is above 0: `winner` of channel k and its x.
+template <class T, int N>
+__device__ __forceinline__ acc_t<T> winner_of(const Channels<T, N>& channels, const Window<T, N>& w, int k, int& winner,
+                                              acc_t<T> dy) {
   using A = acc_t<T>;
-  const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * N;
+  A best = 0;
+#pragma unroll
+  for (int p = 0; p < 4; ++p) {
+    const A value = channels.template value<true>(load_as(w.x[p].v[k]), k);
+    if (p == 0 || beats(value, best)) best = value, winner = p;
+  }
+  return w.whole && best > A(0) ? dy : A(0);
+}
+
+// The pairs are sum d and sum d (x - mean).
+template <class T, int N, bool kRelu, bool kPool>
+__global__ void __launch_bounds__(kThreads, kSumBlocks)
+    gradient_sums_kernel(Geometry g, const T* x, const T* dy, const acc_t<T>* mean, const acc_t<T>* invstd,
+                         const acc_t<T>* gamma, const acc_t<T>* beta, PairSums<acc_t<T>> sums) {
+  using A = acc_t<T>;
+  let_next_start();
+  const int64_t c = first_channel<N>(), step = int64_t{gridDim.x} * blockDim.y;
   A sum[N] = {}, product[N] = {};
   if (c < g.channels) {
     Channels<T, N> channels;
-    channels.load(mean, invstd, gamma, beta, c);
-    for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += int64_t{gridDim.x} * blockDim.y) {
-      if constexpr (kPool) {
-        A v[4][N], d[4][N];
-        int64_t at[4];
-        bool inside[4];
-        load_window<T, N>(g, channels, x, dy, r, c, v, d, at, inside);
-#pragma unroll
-        for (int p = 0; p < 4; ++p)
-#pragma unroll
-          for (int k = 0; k < N; ++k) {
-            sum[k] += d[p][k];
-            product[k] += d[p][k] * (v[p][k] - channels.mean[k]);
-          }
-      } else {
-        A v[N], d[N];
-        load_pack<T, N>(x + r * g.channels + c, v);
-        load_pack<T, N>(dy + r * g.channels + c, d);
-        masked<T, N, kRelu>(channels, v, d);
+    load_channels<N>(mean + c, channels.mean);
+    load_channels<N>(invstd + c, channels.slope);
+    channels.load_affine(gamma, beta, c);
+    const int64_t start = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+    if constexpr (kPool) {
+      for (int64_t r = start; r < g.rows; r += step) {
+        Window<T, N> w;
+        Pack<T, N> from{};
+        w.load(g, x, r, c);
+        if (w.whole) from = pack_at<T, N>(dy + w.out);
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-          sum[k] += d[k];
-          product[k] += d[k] * (v[k] - channels.mean[k]);
+          int winner = 0;
+          const A d = winner_of<T, N>(channels, w, k, winner, load_as(from.v[k]));
+          A v = load_as(w.x[0].v[k]);
+#pragma unroll
+          for (int p = 1; p < 4; ++p) v = winner == p ? load_as(w.x[p].v[k]) : v;
+          sum[k] += d;
+          if (d != A(0)) product[k] += d * (v - channels.mean[k]);
+        }
+      }
+    } else {
+      constexpr int kRows = 2;  // at once
+      for (int64_t r = start; r < g.rows; r += kRows * step) {
+        Pack<T, N> v[kRows], d[kRows];
+#pragma unroll
+        for (int u = 0; u < kRows; ++u) {
+          if (r + u * step >= g.rows) break;
+          v[u] = pack_at<T, N>(x + (r + u * step) * g.channels + c);
+          d[u] = pack_at<T, N>(dy + (r + u * step) * g.channels + c);
+        }
+#pragma unroll
+        for (int u = 0; u < kRows; ++u) {
+          if (r + u * step >= g.rows) break;
+#pragma unroll
+          for (int k = 0; k < N; ++k) {
+            const A value = load_as(v[u].v[k]);
+            A grad = load_as(d[u].v[k]);
+            if (kRelu && !(channels.template value<true>(value, k) > A(0))) grad = 0;
+            sum[k] += grad;
+            product[k] += grad * (value - channels.mean[k]);
+          }
         }
       }
     }
   }
-  add_pairs<N, A>(sum, product, c, sums);
-  if (sums.complete(flat_thread(), flat_threads())) terms.write(sums);
+  add_pairs<N, A>(sum, product, sums);
+  sums.finish();
 }
 
-// dx = slope (d - offset - (x - mean) pull); without offset and pull (evaluation) dx = slope d.
-template <class T, int N, bool kRelu, bool kPool>
-__global__ void __launch_bounds__(kThreads)
-    input_gradient_kernel(Geometry g, const T* x, const T* dy, const acc_t<T>* mean, const acc_t<T>* invstd,
-                          const acc_t<T>* gamma, const acc_t<T>* beta, const acc_t<T>* offsets, const acc_t<T>* pulls,
-                          T* dx) {
+// dx = slope (d - offset - (x - mean) pull).
+template <class T, int N>
+struct InputGradient {
   using A = acc_t<T>;
-  const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * N;
-  if (c >= g.channels) return;
   Channels<T, N> channels;
-  channels.load(mean, invstd, gamma, beta, c);
-  A offset[N] = {}, pull[N] = {};
-  if (offsets) {
-#pragma unroll
-    for (int k = 0; k < N; ++k) offset[k] = offsets[c + k], pull[k] = pulls[c + k];
+  A offset[N], pull[N];
+
+  __device__ __forceinline__ T operator()(A x, A d, int k) const {
+    return store_as<T>(channels.slope[k] * (d - offset[k] - (x - channels.mean[k]) * pull[k]));
   }
-  for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += int64_t{gridDim.x} * blockDim.y) {
-    if constexpr (kPool) {
-      A v[4][N], d[4][N];
-      int64_t at[4];
-      bool inside[4];
-      load_window<T, N>(g, channels, x, dy, r, c, v, d, at, inside);
+};
+
+template <class T, int N, bool kRelu>
+__device__ __forceinline__ void input_gradient_rows(const Geometry& g, const InputGradient<T, N>& gradient, const T* x,
+                                                    const T* dy, T* dx, int64_t c, int64_t blocks) {
+  using A = acc_t<T>;
+  constexpr int kRows = 2;  // at once
+  const int64_t step = blocks * blockDim.y;
+  for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += kRows * step) {
+    Pack<T, N> v[kRows], d[kRows];
 #pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        if (!inside[p]) continue;
+    for (int u = 0; u < kRows; ++u) {
+      if (r + u * step >= g.rows) break;
+      v[u] = pack_at<T, N>(x + (r + u * step) * g.channels + c);
+      d[u] = pack_at<T, N>(dy + (r + u * step) * g.channels + c);
+    }
 #pragma unroll
-        for (int k = 0; k < N; ++k)
-          v[p][k] = channels.slope[k] * (d[p][k] - offset[k] - (v[p][k] - channels.mean[k]) * pull[k]);
-        store_pack<T, N>(v[p], dx + at[p] + c);
+    for (int u = 0; u < kRows; ++u) {
+      if (r + u * step >= g.rows) break;
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const A value = load_as(v[u].v[k]);
+        A grad = load_as(d[u].v[k]);
+        if (kRelu && !(gradient.channels.template value<true>(value, k) > A(0))) grad = 0;
+        v[u].v[k] = gradient(value, grad, k);
       }
-    } else {
-      A v[N], d[N];
-      load_pack<T, N>(x + r * g.channels + c, v);
-      load_pack<T, N>(dy + r * g.channels + c, d);
-      masked<T, N, kRelu>(channels, v, d);
-#pragma unroll
-      for (int k = 0; k < N; ++k) v[k] = channels.slope[k] * (d[k] - offset[k] - (v[k] - channels.mean[k]) * pull[k]);
-      store_pack<T, N>(v, dx + r * g.channels + c);
+      set_pack(dx + (r + u * step) * g.channels + c, v[u]);
     }
   }
+}
+
+template <class T, int N>
+__device__ __forceinline__ void input_gradient_windows(const Geometry& g, const InputGradient<T, N>& gradient,
+                                                       const T* x, const T* dy, T* dx, int64_t c, int64_t blocks) {
+  using A = acc_t<T>;
+  for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += blocks * blockDim.y) {
+    Window<T, N> w;
+    Pack<T, N> from{};
+    w.load(g, x, r, c);
+    if (w.whole) from = pack_at<T, N>(dy + w.out);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      int winner = 0;
+      const A d = winner_of<T, N>(gradient.channels, w, k, winner, load_as(from.v[k]));
+#pragma unroll
+      for (int p = 0; p < 4; ++p) w.x[p].v[k] = gradient(load_as(w.x[p].v[k]), winner == p ? d : A(0), k);
+    }
+#pragma unroll
+    for (int p = 0; p < 4; ++p)
+      if (w.inside[p]) set_pack(dx + w.at[p], w.x[p]);
+  }
+}
+
+// The last column of blocks (one block of it) writes dgamma and dbeta, the others dx.
+template <class T, int N, bool kRelu, bool kPool>
+__global__ void __launch_bounds__(kThreads, kPool ? kPoolBlocks : kGradientBlocks)
+    input_gradient_kernel(Geometry g, const T* x, const T* dy, const acc_t<T>* mean, const acc_t<T>* gamma,
+                          const acc_t<T>* beta, GradientTerms<acc_t<T>> terms, T* dx) {
+  const int64_t c = first_channel<N>(), blocks = int64_t{gridDim.x} - 1;
+  const bool works = blockIdx.x < blocks && c < g.channels;
+  InputGradient<T, N> gradient;
+  wait_for_previous();
+  if (works) {
+    load_channels<N>(mean + c, gradient.channels.mean);
+    load_channels<N>(terms.invstd + c, gradient.channels.slope);
+    terms.load(c, gradient.channels.slope, gradient.offset, gradient.pull);
+    gradient.channels.load_affine(gamma, beta, c);
+  } else if (blockIdx.x == blocks && blockIdx.y == 0 && terms.sums.at) {
+    terms.write();
+  }
+  const bool last = terms.sums.is_last_reader();
+  if (works) {
+    if constexpr (kPool)
+      input_gradient_windows<T, N>(g, gradient, x, dy, dx, c, blocks);
+    else
+      input_gradient_rows<T, N, kRelu>(g, gradient, x, dy, dx, c, blocks);
+  }
+  if (last) terms.sums.clear();
 }
 
 template <class T, int N, bool kRelu, bool kPool>
 void backward(Context& ctx, bool training, const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
               const Tensor& invstd, const Tensor& dy, const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) {
   using A = acc_t<T>;
-  const CudaStream stream = ctx.cuda().stream();
+  CudaContext& cuda = ctx.cuda();
   const Geometry g = geometry_of(x, {kRelu, kPool});
-  const A *m = mean.data<A>(), *i = invstd.data<A>(), *ga = gamma.data<A>();
-  const A* be = kRelu ? beta.data<A>() : nullptr;
-  const Launch launch = launch_for(ctx.cuda(), g.rows, g.channels / N);
-  Tensor moves;  // [2, c]: offset and pull
-  if (dx && training) moves = Tensor::empty({2, g.channels}, dtype_of<A>(), ctx.device());
-  A* offset = moves ? moves.data<A>() : nullptr;
-  A* pull = moves ? offset + g.channels : nullptr;
-  if (moves || dgamma || dbeta) {
-    const GradientTerms<A> terms{1 / static_cast<double>(x.numel() / g.channels),
-                                 i,
-                                 dgamma ? dgamma.data<A>() : nullptr,
-                                 dbeta ? dbeta.data<A>() : nullptr,
-                                 offset,
-                                 pull};
-    with_pair_sums<A>(ctx, launch, N, g.channels, [&](size_t shared, const PairSums<A>& sums) {
-      gradient_sums_kernel<T, N, kRelu, kPool>
-          <<<launch.grid, launch.block, shared, stream>>>(g, x.data<T>(), dy.data<T>(), m, i, ga, be, sums, terms);
-      HT_LAUNCHED("batch_norm gradient sums");
-    });
+  const A *m = mean.data<A>(), *ga = gamma.data<A>(), *be = kRelu ? beta.data<A>() : nullptr;
+  GradientTerms<A> terms{{},
+                         training ? 1 / static_cast<double>(x.numel() / g.channels) : 0,
+                         invstd.data<A>(),
+                         dgamma ? dgamma.data<A>() : nullptr,
+                         dbeta ? dbeta.data<A>() : nullptr};
+  Tensor partial;
+  if ((dx && training) || dgamma || dbeta) {
+    const Launch launch = launch_for(cuda, g.rows, g.channels / N, kSumBlocks);
+    terms.sums = make_pair_sums<A>(ctx, launch, g.channels, partial);
+    gradient_sums_kernel<T, N, kRelu, kPool><<<launch.grid, launch.block, 0, cuda.stream()>>>(
+        g, x.data<T>(), dy.data<T>(), m, invstd.data<A>(), ga, be, terms.sums);
+    HT_LAUNCHED("batch_norm gradient sums");
   }
-  if (!dx) return;
-  const dim3 grid(launch.grid.x * 2, launch.grid.y);
-  input_gradient_kernel<T, N, kRelu, kPool>
-      <<<grid, launch.block, 0, stream>>>(g, x.data<T>(), dy.data<T>(), m, i, ga, be, offset, pull, dx.data<T>());
-  HT_LAUNCHED("batch_norm input gradient");
+  Launch launch = launch_for(cuda, g.rows, g.channels / N, kPool ? kPoolBlocks : kGradientBlocks);
+  launch.grid.x = dx ? launch.grid.x + 1 : 1;
+  launch_early(cuda, input_gradient_kernel<T, N, kRelu, kPool>, launch.grid, launch.block, g, x.data<T>(), dy.data<T>(),
+               m, ga, be, terms, dx ? dx.data<T>() : nullptr);
 }
 }  // namespace
 
@@ -197,7 +241,7 @@ void batch_norm_backward_cuda(Context& ctx, bool training, const Tensor& x, cons
     if (dbeta) dbeta.zero_();
     return;
   }
-  dispatch_packs(x, dy, x.shape().back(), [&]<class T, int N>() {
+  dispatch_packs({x, dy, dx, gamma, beta}, x.shape().back(), [&]<class T, int N>() {
     const auto run = [&]<bool kRelu, bool kPool>() {
       backward<T, N, kRelu, kPool>(ctx, training, x, gamma, beta, mean, invstd, dy, dx, dgamma, dbeta);
     };

@@ -7,120 +7,173 @@ namespace ht {
 namespace {
 using namespace bn;
 
-// What the last block of a pass writes from the sums: [c] mean and invstd, and the running statistics.
-template <class A>
-struct Statistics {
-  double eps, momentum, share, unbiased;          // 1 / n and n / (n - 1)
-  A *mean, *invstd, *running_mean, *running_var;  // the running ones may be null
-  int64_t* batches;                               // may be null
+constexpr int kMomentBlocks = 4, kNormaliseBlocks = 4;  // an SM
 
-  // `first` are the values that deviations were taken from. The running statistics stay unless all channels are finite.
-  template <class T>
-  __device__ void write(const Geometry& g, const T* first, const PairSums<A>& sums) const {
+// The pairs are sum (x - K) and sum (x - K)^2 with K the first row, which keeps a mean far larger than the spread
+// exact.
+template <class T, int N>
+__global__ void __launch_bounds__(kThreads, kMomentBlocks)
+    moments_kernel(Geometry g, const T* x, PairSums<acc_t<T>> sums) {
+  using A = acc_t<T>;
+  constexpr int kRows = 4;  // at once
+  let_next_start();
+  const int64_t c = first_channel<N>(), step = int64_t{gridDim.x} * blockDim.y;
+  A shift[N], sum[N] = {}, squares[N] = {};
+  if (c < g.channels) {
+    load_pack<T, N>(x + c, shift);
+    for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += kRows * step) {
+      Pack<T, N> v[kRows];
+#pragma unroll
+      for (int u = 0; u < kRows; ++u)
+        if (r + u * step < g.rows) v[u] = pack_at<T, N>(x + (r + u * step) * g.channels + c);
+#pragma unroll
+      for (int u = 0; u < kRows; ++u) {
+        if (r + u * step >= g.rows) break;
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+          const A d = load_as(v[u].v[k]) - shift[k];
+          sum[k] += d;
+          squares[k] += d * d;
+        }
+      }
+    }
+  }
+  add_pairs<N, A>(sum, squares, sums);
+  sums.finish();
+}
+
+// Mean and variance of each channel: of the batch from its sums, else the running ones.
+template <class T>
+struct Statistics {
+  using A = acc_t<T>;
+  PairSums<A> sums;               // none in evaluation
+  const T* first;                 // the row that deviations were taken from
+  double share, unbiased;         // 1 / n and n / (n - 1)
+  double eps, momentum;           // of the running statistics
+  A *running_mean, *running_var;  // may be null in training
+  int64_t* batches;               // may be null
+  A *mean, *invstd;               // [c], for backward
+
+  __device__ __forceinline__ A inverse(A var) const { return A(1) / ::sqrt(var + static_cast<A>(eps)); }
+  __device__ __forceinline__ void of_batch(A from, double sum, double squares, A& m, A& var) const {
+    const double s = sum * share, square = squares * share - s * s;
+    m = static_cast<A>(static_cast<double>(from) + s);
+    var = static_cast<A>(square < 0 ? 0.0 : square);  // a NaN passes
+  }
+  __device__ __forceinline__ void at(int64_t c, A& m, A& var) const {
+    if (sums.at)
+      of_batch(load_as(first[c]), sums.first(c), sums.second(c), m, var);
+    else
+      m = running_mean[c], var = running_var[c];
+  }
+  // Means and 1 / sqrt(var + eps) of N channels.
+  template <int N>
+  __device__ __forceinline__ void load(int64_t c, A (&m)[N], A (&inv)[N]) const {
+    if (sums.at) {
+      A from[N], sum[N], squares[N];
+      load_pack<T, N>(first + c, from);
+      load_channels<N>(sums.at + c, sum);
+      load_channels<N>(sums.at + sums.channels + c, squares);
+#pragma unroll
+      for (int k = 0; k < N; ++k)
+        of_batch(from[k], static_cast<double>(sum[k]), static_cast<double>(squares[k]), m[k], inv[k]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < N; ++k) at(c + k, m[k], inv[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) inv[k] = inverse(inv[k]);
+  }
+
+  // One block: what backward needs, and the running statistics, which stay unless all channels are finite.
+  __device__ void write(int64_t channels) const {
     const int thread = flat_thread(), threads = flat_threads();
     if (batches && thread == 0) ++*batches;
     int finite = 1;
-#pragma unroll 4
-    for (int64_t c = thread; c < g.channels; c += threads) {
-      const double s = sums.first(c) * share, square = sums.second(c) * share - s * s;
-      const A m = static_cast<A>(static_cast<double>(load_as(first[c])) + s);
-      const A var = static_cast<A>(square < 0 ? 0.0 : square);  // a NaN passes
+    A m, var;
+    for (int64_t c = thread; c < channels; c += threads) {
+      at(c, m, var);
       mean[c] = m;
-      invstd[c] = A(1) / ::sqrt(var + static_cast<A>(eps));
-      sums.keep(c, var);
+      invstd[c] = inverse(var);
       finite &= isfinite(m) && isfinite(var * static_cast<A>(unbiased));
     }
     finite = __syncthreads_and(finite);
+    if (!sums.at || !running_mean || !finite) return;
     const A old = static_cast<A>(1 - momentum), newest = static_cast<A>(momentum);
-#pragma unroll 4
-    for (int64_t c = thread; c < g.channels; c += threads) {
-      const A var = sums.kept(c);
-      sums.clear(c);
-      if (!finite || !running_mean) continue;
-      running_mean[c] = old * running_mean[c] + newest * mean[c];
+    for (int64_t c = thread; c < channels; c += threads) {
+      at(c, m, var);
+      running_mean[c] = old * running_mean[c] + newest * m;
       running_var[c] = old * running_var[c] + newest * var * static_cast<A>(unbiased);
     }
   }
 };
 
-// The pairs are sum (x - K) and sum (x - K)^2 with K the first row, which keeps a mean far larger than the spread
-// exact.
-template <class T, int N>
-__global__ void __launch_bounds__(kThreads)
-    moments_kernel(Geometry g, const T* x, PairSums<acc_t<T>> sums, Statistics<acc_t<T>> statistics) {
-  using A = acc_t<T>;
-  const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * N;
-  A shift[N], v[N], sum[N] = {}, squares[N] = {};
-  if (c < g.channels) {
-    load_pack<T, N>(x + c, shift);
-    for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += int64_t{gridDim.x} * blockDim.y) {
-      load_pack<T, N>(x + r * g.channels + c, v);
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        const A d = v[k] - shift[k];
-        sum[k] += d;
-        squares[k] += d * d;
-      }
-    }
-  }
-  add_pairs<N, A>(sum, squares, c, sums);
-  if (sums.complete(flat_thread(), flat_threads())) statistics.write(g, x, sums);
-}
-
-template <class A>
-__global__ void evaluation_kernel(const A* running_mean, const A* running_var, double eps, A* mean, A* invstd,
-                                  int64_t channels) {
-  HT_GRID_STRIDE(c, channels) {
-    mean[c] = running_mean[c];
-    invstd[c] = static_cast<A>(1 / ::sqrt(static_cast<double>(running_var[c]) + eps));
-  }
-}
-
 template <class T, int N, bool kRelu>
-__global__ void __launch_bounds__(kThreads)
-    normalise_kernel(Geometry g, const T* x, const acc_t<T>* mean, const acc_t<T>* invstd, const acc_t<T>* gamma,
-                     const acc_t<T>* beta, T* y) {
-  using A = acc_t<T>;
-  const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * N;
-  if (c >= g.channels) return;
-  Channels<T, N> channels;
-  channels.load(mean, invstd, gamma, beta, c);
-  for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += int64_t{gridDim.x} * blockDim.y) {
-    A v[N];
-    load_pack<T, N>(x + r * g.channels + c, v);
+__device__ __forceinline__ void normalise_rows(const Geometry& g, const Channels<T, N>& channels, const T* x, T* y,
+                                               int64_t c, int64_t blocks) {
+  constexpr int kRows = 4;  // at once
+  const int64_t step = blocks * blockDim.y;
+  for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += kRows * step) {
+    Pack<T, N> v[kRows];
 #pragma unroll
-    for (int k = 0; k < N; ++k) v[k] = channels.template value<kRelu>(v[k], k);
-    store_pack<T, N>(v, y + r * g.channels + c);
+    for (int u = 0; u < kRows; ++u)
+      if (r + u * step < g.rows) v[u] = pack_at<T, N>(x + (r + u * step) * g.channels + c);
+#pragma unroll
+    for (int u = 0; u < kRows; ++u) {
+      if (r + u * step >= g.rows) break;
+#pragma unroll
+      for (int k = 0; k < N; ++k) v[u].v[k] = store_as<T>(channels.template value<kRelu>(load_as(v[u].v[k]), k));
+      set_pack(y + (r + u * step) * g.channels + c, v[u]);
+    }
   }
 }
 
 template <class T, int N>
-__global__ void __launch_bounds__(kThreads)
-    normalise_pool_kernel(Geometry g, const T* x, const acc_t<T>* mean, const acc_t<T>* invstd, const acc_t<T>* gamma,
-                          const acc_t<T>* beta, T* y) {
+__device__ __forceinline__ void normalise_windows(const Geometry& g, const Channels<T, N>& channels, const T* x, T* y,
+                                                  int64_t c, int64_t blocks) {
   using A = acc_t<T>;
-  const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * N;
-  if (c >= g.channels) return;
-  Channels<T, N> channels;
-  channels.load(mean, invstd, gamma, beta, c);
-  const int64_t oh = g.h / 2, ow = g.w / 2;
-  for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += int64_t{gridDim.x} * blockDim.y) {
-    const int64_t ox = r % g.tw, oy = r / g.tw % g.th, n = r / g.tw / g.th;
-    if (oy >= oh || ox >= ow) continue;
-    A best[N], v[N];
+  for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += blocks * blockDim.y) {
+    Window<T, N> w;
+    w.load(g, x, r, c);
+    if (!w.whole) continue;
+    Pack<T, N> best;
 #pragma unroll
-    for (int p = 0; p < 4; ++p) {
-      int64_t at;
-      pixel(g, n, oy, ox, p, at);
-      load_pack<T, N>(x + at + c, v);
+    for (int k = 0; k < N; ++k) {
+      A most = channels.template value<true>(load_as(w.x[0].v[k]), k);
 #pragma unroll
-      for (int k = 0; k < N; ++k) {
-        const A value = channels.template value<true>(v[k], k);
-        if (p == 0 || beats(value, best[k])) best[k] = value;
+      for (int p = 1; p < 4; ++p) {
+        const A value = channels.template value<true>(load_as(w.x[p].v[k]), k);
+        if (beats(value, most)) most = value;
       }
+      best.v[k] = store_as<T>(most);
     }
-    store_pack<T, N>(best, y + ((n * oh + oy) * ow + ox) * g.channels + c);
+    set_pack(y + w.out, best);
   }
+}
+
+// The last column of blocks (one block of it) writes the statistics, the others normalise.
+template <class T, int N, bool kRelu, bool kPool>
+__global__ void __launch_bounds__(kThreads, kNormaliseBlocks)
+    normalise_kernel(Geometry g, const T* x, Statistics<T> statistics, const acc_t<T>* gamma, const acc_t<T>* beta,
+                     T* y) {
+  const int64_t c = first_channel<N>(), blocks = int64_t{gridDim.x} - 1;
+  const bool works = blockIdx.x < blocks && c < g.channels;
+  wait_for_previous();
+  Channels<T, N> channels;
+  if (works) {
+    statistics.load(c, channels.mean, channels.slope);
+    channels.load_affine(gamma, beta, c);
+  } else if (blockIdx.x == blocks && blockIdx.y == 0) {
+    statistics.write(g.channels);
+  }
+  const bool last = statistics.sums.is_last_reader();
+  if (works) {
+    if constexpr (kPool)
+      normalise_windows<T, N>(g, channels, x, y, c, blocks);
+    else
+      normalise_rows<T, N, kRelu>(g, channels, x, y, c, blocks);
+  }
+  if (last) statistics.sums.clear();
 }
 
 template <class T, int N>
@@ -128,37 +181,38 @@ void forward(Context& ctx, const BatchNormOptions& o, const Tensor& x, const Ten
              const RunningStats& running, const Tensor& y, const Tensor& mean, const Tensor& invstd,
              BatchNormTail tail) {
   using A = acc_t<T>;
-  const CudaStream stream = ctx.cuda().stream();
+  CudaContext& cuda = ctx.cuda();
   const Geometry all = geometry_of(x, {}), g = geometry_of(x, tail);
-  A* rm = running.mean ? running.mean.data<A>() : nullptr;
-  A* rv = running.var ? running.var.data<A>() : nullptr;
-  int64_t* batches = running.num_batches_tracked ? running.num_batches_tracked.data<int64_t>() : nullptr;
+  const double n = static_cast<double>(all.rows);
+  Statistics<T> statistics{
+      {},
+      x.data<T>(),
+      1 / n,
+      n / (n - 1),
+      o.eps,
+      o.momentum,
+      running.mean ? running.mean.data<A>() : nullptr,
+      running.var ? running.var.data<A>() : nullptr,
+      o.training && running.num_batches_tracked ? running.num_batches_tracked.data<int64_t>() : nullptr,
+      mean.data<A>(),
+      invstd.data<A>()};
+  Tensor partial;
   if (o.training) {
-    const Launch launch = launch_for(ctx.cuda(), all.rows, all.channels / N);
-    const double n = static_cast<double>(all.rows);
-    const Statistics<A> statistics{o.eps, o.momentum, 1 / n,  n / (n - 1), mean.data<A>(), invstd.data<A>(),
-                                   rm,    rv,         batches};
-    with_pair_sums<A>(ctx, launch, N, all.channels, [&](size_t shared, const PairSums<A>& sums) {
-      moments_kernel<T, N><<<launch.grid, launch.block, shared, stream>>>(all, x.data<T>(), sums, statistics);
-      HT_LAUNCHED("batch_norm moments");
-    });
-  } else {
-    evaluation_kernel<A><<<grid_for(ctx.cuda(), all.channels), kBlock, 0, stream>>>(rm, rv, o.eps, mean.data<A>(),
-                                                                                    invstd.data<A>(), all.channels);
-    HT_LAUNCHED("batch_norm evaluation");
+    const Launch launch = launch_for(cuda, all.rows, all.channels / N, kMomentBlocks);
+    statistics.sums = make_pair_sums<A>(ctx, launch, all.channels, partial);
+    moments_kernel<T, N><<<launch.grid, launch.block, 0, cuda.stream()>>>(all, x.data<T>(), statistics.sums);
+    HT_LAUNCHED("batch_norm moments");
   }
-  const Launch launch = launch_for(ctx.cuda(), g.rows, g.channels / N);
-  const dim3 grid(launch.grid.x * 2, launch.grid.y);
-  const auto run = [&](auto kernel) {
-    kernel<<<grid, launch.block, 0, stream>>>(g, x.data<T>(), mean.data<A>(), invstd.data<A>(), gamma.data<A>(),
-                                              beta.data<A>(), y.data<T>());
-    HT_LAUNCHED("batch_norm forward");
+  const auto run = [&]<bool kRelu, bool kPool>() {
+    Launch launch = launch_for(cuda, g.rows, g.channels / N, kNormaliseBlocks);
+    ++launch.grid.x;
+    launch_early(cuda, normalise_kernel<T, N, kRelu, kPool>, launch.grid, launch.block, g, x.data<T>(), statistics,
+                 gamma.data<A>(), beta.data<A>(), y.data<T>());
   };
-  if (tail.pool) {
-    run(normalise_pool_kernel<T, N>);
-  } else {
-    tail.relu ? run(normalise_kernel<T, N, true>) : run(normalise_kernel<T, N, false>);
-  }
+  if (tail.pool)
+    run.template operator()<true, true>();
+  else
+    tail.relu ? run.template operator()<true, false>() : run.template operator()<false, false>();
 }
 }  // namespace
 
@@ -166,7 +220,7 @@ void batch_norm_forward_cuda(Context& ctx, const BatchNormOptions& options, cons
                              const Tensor& beta, const RunningStats& running, const Tensor& y, const Tensor& mean,
                              const Tensor& invstd, BatchNormTail tail) {
   if (x.numel() == 0) return mean.fill_(0), invstd.fill_(1 / std::sqrt(options.eps));
-  dispatch_packs(x, y, x.shape().back(), [&]<class T, int N>() {
+  dispatch_packs({x, y, gamma, beta}, x.shape().back(), [&]<class T, int N>() {
     forward<T, N>(ctx, options, x, gamma, beta, running, y, mean, invstd, tail);
   });
 }

@@ -31,4 +31,9 @@ void conv2d_dgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, con
 void conv2d_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, const Tensor& x, const Tensor& dweight,
                        bool beside);
 
+// With few input channels no cuDNN kernel is good, while a matrix product is: the columns of half x, [n, oh, ow, taps x in]
+// padded with zeros to im2col_width(), a multiple of 8. A width of 0: it does not pay.
+int64_t im2col_width(const Conv2dShape& s);
+void im2col_cuda(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& columns);
+
 }  // namespace ht

@@ -53,9 +53,9 @@ int64_t round8(int64_t n) { return (n + 7) / 8 * 8; }
 // cuDNN has no tensor-core plan for some channel counts that are no multiple of 8: then all are padded with zeros.
 void run_padded(Context& ctx, ConvKind kind, Conv2dShape s, const Tensor& x, const Tensor& w, const Tensor& y) {
   const int64_t in = round8(s.in), out = round8(s.out);
-  const Tensor wide_x = Tensor::zeros({s.n, s.h, s.w, in}, x.dtype(), x.device());
+  const Tensor wide_x = Tensor::empty({s.n, s.h, s.w, in}, x.dtype(), x.device());
   const Tensor wide_w = Tensor::zeros({out, s.kh, s.kw, in}, x.dtype(), x.device());
-  const Tensor wide_y = Tensor::zeros({s.n, s.oh, s.ow, out}, x.dtype(), x.device());
+  const Tensor wide_y = Tensor::empty({s.n, s.oh, s.ow, out}, x.dtype(), x.device());
   if (kind != ConvKind::data_gradient) copy_channels_cuda(ctx, x, wide_x);
   if (kind != ConvKind::weight_gradient) copy_channels_cuda(ctx, w, wide_w.rows(0, s.out));
   if (kind != ConvKind::forward) copy_channels_cuda(ctx, y, wide_y);
@@ -66,10 +66,35 @@ void run_padded(Context& ctx, ConvKind kind, Conv2dShape s, const Tensor& x, con
   if (kind == ConvKind::weight_gradient) copy_channels_cuda(ctx, wide_w.rows(0, w.dim(0)), w);
 }
 
+// Few input channels: a 1x1 convolution of the columns.
+void run_columns(Context& ctx, ConvKind kind, const Conv2dShape& s, const Tensor& x, const Tensor& w, const Tensor& y) {
+  const int64_t width = im2col_width(s), taps = s.taps() * s.in;
+  const Tensor columns = Tensor::empty({s.n, s.oh, s.ow, width}, x.dtype(), x.device());
+  const Tensor wide_w = Tensor::empty({s.out, 1, 1, width}, x.dtype(), x.device()), rows = w.reshape({s.out, taps});
+  im2col_cuda(ctx, s, x, columns);
+  if (kind == ConvKind::forward) copy_channels_cuda(ctx, rows, wide_w);
+  const Conv2dShape product{.n = s.n,
+                            .h = s.oh,
+                            .w = s.ow,
+                            .in = width,
+                            .out = s.out,
+                            .kh = 1,
+                            .kw = 1,
+                            .oh = s.oh,
+                            .ow = s.ow,
+                            .stride = 1,
+                            .padding = 0,
+                            .dilation = 1};
+  run(ctx, kind, product, columns, wide_w, y);
+  if (kind == ConvKind::weight_gradient) copy_channels_cuda(ctx, wide_w, rows);
+}
+
 // `beside`: where nothing has to be prepared.
 void run_any(Context& ctx, ConvKind kind, const Conv2dShape& s, const Tensor& x, const Tensor& w, const Tensor& y,
              bool beside = false) {
   if (s.in % 8 == 0 && s.out % 8 == 0) return run(ctx, kind, s, x, w, y, beside);
+  if (kind != ConvKind::data_gradient && is_half(x.dtype()) && s.out % 8 == 0 && im2col_width(s) > 0)
+    return run_columns(ctx, kind, s, x, w, y);
   thread_local std::set<std::string> padded;  // problems that have no plan of their own
   const std::string key = describe(kind, s, x, w);
   if (!padded.contains(key)) {
@@ -85,7 +110,7 @@ void run_any(Context& ctx, ConvKind kind, const Conv2dShape& s, const Tensor& x,
 // cuDNN counts elements in 32 bits, and without tensor cores copies images to another layout in the workspace: larger
 // tensors go through in parts of the batch, of eight images so that each part is aligned.
 int64_t images_at_once(const Conv2dShape& s, DType dtype) {
-  const int64_t in = s.h * s.w * s.in, out = s.oh * s.ow * s.out;
+  const int64_t in = s.h * s.w * s.in, out = s.oh * s.ow * std::max(s.out, im2col_width(s));
   int64_t most = ((int64_t{1} << 31) - 1) / std::max<int64_t>({in, out, 1});
   if (dtype == DType::f64 || (dtype == DType::f32 && !tf32())) {
     const int64_t copies = (in + out) * static_cast<int64_t>(size_of(dtype));

@@ -99,7 +99,7 @@ __global__ void backward_kernel(Pool2d g, const T* x, const T* dy, T* dx) {
 
 void max_pool2d_forward_cuda(Context& ctx, const Pool2d& g, const Tensor& x, const Tensor& y) {
   if (y.numel() == 0) return;
-  dispatch_packs(x, y, g.c, [&]<class T, int N>() {
+  dispatch_packs({x, y}, g.c, [&]<class T, int N>() {
     forward_kernel<T, N>
         <<<grid_for(ctx.cuda(), y.numel() / N), kBlock, 0, ctx.cuda().stream()>>>(g, x.data<T>(), y.data<T>());
     HT_LAUNCHED("max_pool2d forward");
@@ -118,7 +118,7 @@ void max_pool2d_backward_cuda(Context& ctx, const Pool2d& g, const Tensor& x, co
     return;
   }
   const bool aligned = aligned16(dy.data());
-  dispatch_packs(x, aligned ? dx : dy, g.c, [&]<class T, int N>() {
+  dispatch_packs({x, aligned ? dx : dy}, g.c, [&]<class T, int N>() {
     backward_halves_kernel<T, N><<<grid_for(ctx.cuda(), dx.numel() / N / 4 + 1), kBlock, 0, stream>>>(
         g, x.data<T>(), dy.data<T>(), dx.data<T>());
     HT_LAUNCHED("max_pool2d backward");

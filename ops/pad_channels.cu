@@ -5,11 +5,10 @@ namespace ht {
 
 namespace {
 template <class T>
-__global__ void copy_channels_kernel(const T* from, int64_t from_channels, T* to, int64_t to_channels, int64_t both,
-                                     int64_t n) {
+__global__ void copy_channels_kernel(const T* from, int64_t from_channels, T* to, int64_t to_channels, int64_t n) {
   HT_GRID_STRIDE(i, n) {
-    const int64_t row = i / both, c = i % both;
-    to[row * to_channels + c] = from[row * from_channels + c];
+    const int64_t row = i / to_channels, c = i % to_channels;
+    to[i] = c < from_channels ? from[row * from_channels + c] : T{};
   }
 }
 
@@ -20,12 +19,11 @@ __global__ void add_bias_kernel(const T* bias, T* y, int64_t channels, int64_t n
 }  // namespace
 
 void copy_channels_cuda(Context& ctx, const Tensor& from, const Tensor& to) {
-  const int64_t a = from.shape().back(), b = to.shape().back(), both = std::min(a, b);
-  const int64_t n = both ? from.numel() / a * both : 0;
+  const int64_t n = to.numel();
   if (n == 0) return;
   dispatch_floating(from.dtype(), "copy_channels", [&]<class T>() {
-    copy_channels_kernel<<<grid_for(ctx.cuda(), n, 2), kBlock, 0, ctx.cuda().stream()>>>(from.data<T>(), a,
-                                                                                         to.data<T>(), b, both, n);
+    copy_channels_kernel<<<grid_for(ctx.cuda(), n, 2), kBlock, 0, ctx.cuda().stream()>>>(
+        from.data<T>(), from.shape().back(), to.data<T>(), to.shape().back(), n);
     HT_LAUNCHED("copy_channels");
   });
 }

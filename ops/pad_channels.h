@@ -6,7 +6,7 @@
 
 namespace ht {
 
-// to[..., c] = from[..., c] for the channels that both have; the others of `to` stay as they are.
+// to[..., c] = from[..., c], and 0 where only `to` has the channel.
 void copy_channels_cuda(Context& ctx, const Tensor& from, const Tensor& to);
 // y[..., c] += bias[c]
 void add_bias_cuda(Context& ctx, const Tensor& bias, const Tensor& y);

@@ -21,12 +21,14 @@ __device__ __forceinline__ void store_pack(const acc_t<T> (&from)[N], T* to) {
   *reinterpret_cast<Pack<T, N>*>(to) = p;
 }
 
-// Calls f.operator()<T, N>() with the widest pack of channels that both tensors allow: 16 bytes, or one element.
+// Calls f.operator()<T, N>(), T being the first tensor's type, with the widest pack of channels that all the tensors
+// allow: 16 bytes, or one element. An undefined tensor allows any.
 template <class F>
-void dispatch_packs(const Tensor& a, const Tensor& b, int64_t channels, F&& f) {
-  dispatch_floating(a.dtype(), "pool", [&]<class T>() {
+void dispatch_packs(std::initializer_list<Tensor> tensors, int64_t channels, F&& f) {
+  const bool aligned = std::all_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return aligned16(t.data()); });
+  dispatch_floating(tensors.begin()->dtype(), "pool", [&]<class T>() {
     constexpr int kWide = 16 / static_cast<int>(sizeof(T));
-    if (channels % kWide == 0 && aligned16(a.data()) && aligned16(b.data())) {
+    if (channels % kWide == 0 && aligned) {
       f.template operator()<T, kWide>();
     } else {
       f.template operator()<T, 1>();

@@ -5,7 +5,7 @@
 namespace ht::optim {
 
 namespace {
-template <class P, class G>
+template <class P>
 __global__ void __launch_bounds__(kBlock)
     adamw_kernel(const __grid_constant__ TensorTable table, AdamWOptions o, const double* rates, int64_t rate_count,
                  const int64_t* applied, const StepRecord* record, double clip_value) {
@@ -15,7 +15,6 @@ __global__ void __launch_bounds__(kBlock)
   const double lr = rate_now(rates, rate_count, applied);
   for_chunks(table, [&](int t, int64_t begin, int64_t end) {
     P* param = static_cast<P*>(table.at[t][0]);
-    const G* grad = static_cast<const G*>(table.at[t][1]);
     A* m = static_cast<A*>(table.at[t][2]);
     A* s = static_cast<A*>(table.at[t][3]);
     uint16_t* half = static_cast<uint16_t*>(table.at[t][4]);
@@ -25,15 +24,19 @@ __global__ void __launch_bounds__(kBlock)
     const A root2 = static_cast<A>(sqrt(1 - pow(o.beta2, updates))), eps = static_cast<A>(o.eps);
     const A shrink = static_cast<A>(1 - lr * o.weight_decay);
     const A step_size = static_cast<A>(lr / (1 - pow(o.beta1, updates)));
-    for (int64_t i = begin + threadIdx.x; i < end; i += kBlock) {
-      const A g = transform(static_cast<A>(load_as(grad[i])));
+    const auto update = [&](int64_t i, A grad) {
+      const A g = transform(grad);
       const A m_new = beta1 * m[i] + take1 * g, s_new = beta2 * s[i] + take2 * g * g;
       m[i] = m_new;
       s[i] = s_new;
       const A p = shrink * load_as(param[i]) - step_size * (m_new / (sqrt(s_new) / root2 + eps));
       param[i] = store_as<P>(p);
       if (half) half[i] = half_bits_of(static_cast<float>(p), table.bfloat16[t]);
-    }
+    };
+    with_grad_type(table.grad[t], [&]<class G>() {
+      const G* grad = static_cast<const G*>(table.at[t][1]);
+      for (int64_t i = begin + threadIdx.x; i < end; i += kBlock) update(i, static_cast<A>(load_as(grad[i])));
+    });
   });
 }
 }  // namespace
@@ -41,10 +44,10 @@ __global__ void __launch_bounds__(kBlock)
 void adamw_cuda(const AdamWOptions& options, const Rate& rate, std::span<const UpdateItem> items,
                 const GradRule& rule) {
   CudaContext& cuda = Context::of(rate.applied.device()).cuda();
-  for_tables(cuda, items, [&]<class P, class G>(const TensorTable& table, unsigned blocks) {
-    adamw_kernel<P, G><<<blocks, kBlock, 0, cuda.stream()>>>(table, options, rate.values.data<double>(),
-                                                             rate.values.numel(), rate.applied.data<int64_t>(),
-                                                             rule.on_device(), rule.clip_value);
+  for_tables(cuda, items, [&]<class P>(const TensorTable& table, unsigned blocks) {
+    adamw_kernel<P><<<blocks, kBlock, 0, cuda.stream()>>>(table, options, rate.values.data<double>(),
+                                                          rate.values.numel(), rate.applied.data<int64_t>(),
+                                                          rule.on_device(), rule.clip_value);
     HT_LAUNCHED("adamw");
   });
 }

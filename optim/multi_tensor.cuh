@@ -20,7 +20,8 @@ struct TensorTable {
   int64_t n[kTableSize];
   int first[kTableSize + 1];
   int index[kTableSize];      // of the parameter
-  bool bfloat16[kTableSize];  // the half copy's dtype
+  DType grad[kTableSize];     // the gradient's dtype
+  bool bfloat16[kTableSize];  // the half copy's
   int count = 0;
 
   bool full() const { return count == kTableSize; }
@@ -81,25 +82,40 @@ void for_floating(F&& f) {
   f.template operator()<double>();
 }
 
-// Sorts the items by the dtypes of parameter and gradient, fills tables with parameter, gradient, buffers and half
-// copy, and calls launch.operator()<P, G>(table, blocks) for each full or last one.
+// Calls f.operator()<G>() on the device for a gradient's dtype, which is the same for all threads of a block.
+template <class F>
+__device__ __forceinline__ void with_grad_type(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::f32:
+      return f.template operator()<float>();
+    case DType::f16:
+      return f.template operator()<Half>();
+    case DType::bf16:
+      return f.template operator()<BFloat16>();
+    default:
+      return f.template operator()<double>();
+  }
+}
+
+// Sorts the items by the parameter's dtype, fills tables with parameter, gradient, buffers and half copy, and calls
+// launch.operator()<P>(table, blocks) for each full or last one.
 template <class Launch>
 void for_tables(const CudaContext& cuda, std::span<const UpdateItem> items, Launch&& launch) {
-  const auto take = [&]<class P, class G>() {
+  for_floating([&]<class P>() {
     for_tables_of(
         items,
         [](TensorTable& table, const UpdateItem& item) {
-          if (item.param.dtype() != dtype_of<P>() || item.grad.dtype() != dtype_of<G>()) return false;
+          if (item.param.dtype() != dtype_of<P>()) return false;
           table.step[table.count] = item.step.data<int64_t>();
+          table.grad[table.count] = item.grad.dtype();
           table.bfloat16[table.count] = item.half.dtype() == DType::bf16;
           table.add({item.param.data(), item.grad.data(), item.buffers.size() > 0 ? item.buffers[0].data() : nullptr,
                      item.buffers.size() > 1 ? item.buffers[1].data() : nullptr, item.half.data()},
                     item.param.numel());
           return true;
         },
-        [&](const TensorTable& table) { launch.template operator()<P, G>(table, table.blocks(cuda)); });
-  };
-  for_floating([&]<class P>() { for_floating([&]<class G>() { take.template operator()<P, G>(); }); });
+        [&](const TensorTable& table) { launch.template operator()<P>(table, table.blocks(cuda)); });
+  });
 }
 
 }  // namespace ht::optim

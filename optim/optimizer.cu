@@ -16,27 +16,29 @@ __device__ double block_sum(double value) {
 }
 
 // Are all gradients finite? Their squares, a sum a block, go to `partial` unless that is null.
-template <class G>
 __global__ void __launch_bounds__(kBlock)
     inspect_kernel(const __grid_constant__ TensorTable table, StepRecord* record, double* partial) {
   double squares = 0;
   for_chunks(table, [&](int t, int64_t begin, int64_t end) {
-    const G* grad = static_cast<const G*>(table.at[t][0]);
-    constexpr int kWide = Pack<G>::size;
-    const int64_t tail = reinterpret_cast<uintptr_t>(grad) % 16 == 0 ? begin + (end - begin) / kWide * kWide : begin;
     bool bad = false;
-    const auto look = [&](G g) {
-      bad |= !finite_bits(g);
-      if (!partial) return;
-      const double value = static_cast<double>(load_as(g));
-      squares += value * value;
-    };
-    for (int64_t i = begin + int64_t{threadIdx.x} * kWide; i < tail; i += int64_t{kBlock} * kWide) {
-      const Pack<G> g = *reinterpret_cast<const Pack<G>*>(grad + i);
+    with_grad_type(table.grad[t], [&]<class G>() {
+      const G* grad = static_cast<const G*>(table.at[t][0]);
+      constexpr int kWide = Pack<G>::size;
+      const int64_t tail = reinterpret_cast<uintptr_t>(grad) % 16 == 0 ? begin + (end - begin) / kWide * kWide : begin;
+      const auto look = [&](G g) {
+        bad |= !finite_bits(g);
+        if (!partial) return;
+        const double value = static_cast<double>(load_as(g));
+        squares += value * value;
+      };
+#pragma unroll 4
+      for (int64_t i = begin + int64_t{threadIdx.x} * kWide; i < tail; i += int64_t{kBlock} * kWide) {
+        const Pack<G> g = *reinterpret_cast<const Pack<G>*>(grad + i);
 #pragma unroll
-      for (int k = 0; k < kWide; ++k) look(g.v[k]);
-    }
-    for (int64_t i = tail + threadIdx.x; i < end; i += kBlock) look(grad[i]);
+        for (int k = 0; k < kWide; ++k) look(g.v[k]);
+      }
+      for (int64_t i = tail + threadIdx.x; i < end; i += kBlock) look(grad[i]);
+    });
     if (bad) {
       record->bad_gradient = 1;
       atomicMax(&record->first_bad, table.index[t]);
@@ -89,10 +91,19 @@ __global__ void __launch_bounds__(kBlock) finish_kernel(const __grid_constant__ 
   const auto& b = table.buffer[blockIdx.x - 1];
   const char* from = skip ? b.snapshot : b.value;
   char* to = skip ? b.value : b.snapshot;
-  const int64_t words = b.bytes / 4;
-  for (int64_t i = threadIdx.x; i < words; i += kBlock)
-    reinterpret_cast<int32_t*>(to)[i] = reinterpret_cast<const int32_t*>(from)[i];
-  for (int64_t i = words * 4 + threadIdx.x; i < b.bytes; i += kBlock) to[i] = from[i];
+  const bool wide = (reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to)) % 16 == 0;
+  const int64_t words = wide ? b.bytes / 16 : 0;
+  constexpr int kAtOnce = 4;
+  for (int64_t i = threadIdx.x; i < words; i += kAtOnce * kBlock) {
+    int4 word[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u)
+      if (i + u * kBlock < words) word[u] = reinterpret_cast<const int4*>(from)[i + u * kBlock];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u)
+      if (i + u * kBlock < words) reinterpret_cast<int4*>(to)[i + u * kBlock] = word[u];
+  }
+  for (int64_t i = words * 16 + threadIdx.x; i < b.bytes; i += kBlock) to[i] = from[i];
 }
 }  // namespace
 
@@ -107,22 +118,20 @@ void judge_gradients_cuda(std::span<const UpdateItem> items, const Tensor& recor
   double* partial = norm ? partials.data<double>() : nullptr;
   int64_t used = 0;
   if (j.count > 0 || norm)
-    for_floating([&]<class G>() {
-      for_tables_of(
-          items,
-          [](TensorTable& table, const UpdateItem& item) {
-            if (item.grad.dtype() != dtype_of<G>()) return false;
-            table.index[table.count] = item.index;
-            table.add({item.grad.data()}, item.grad.numel());
-            return true;
-          },
-          [&](const TensorTable& table) {
-            const unsigned blocks = table.blocks(cuda);
-            inspect_kernel<G><<<blocks, kBlock, 0, cuda.stream()>>>(table, r, norm ? partial + used : nullptr);
-            HT_LAUNCHED("inspect gradients");
-            if (norm) used += blocks;
-          });
-    });
+    for_tables_of(
+        items,
+        [](TensorTable& table, const UpdateItem& item) {
+          table.index[table.count] = item.index;
+          table.grad[table.count] = item.grad.dtype();
+          table.add({item.grad.data()}, item.grad.numel());
+          return true;
+        },
+        [&](const TensorTable& table) {
+          const unsigned blocks = table.blocks(cuda);
+          inspect_kernel<<<blocks, kBlock, 0, cuda.stream()>>>(table, r, norm ? partial + used : nullptr);
+          HT_LAUNCHED("inspect gradients");
+          if (norm) used += blocks;
+        });
   const auto* states = j.states ? reinterpret_cast<const ScalerState*>(j.states.data<uint8_t>()) : nullptr;
   judge_kernel<<<1, kBlock, 0, cuda.stream()>>>(r, states, j.count, j.scaled, partial, used, j.max_norm);
   HT_LAUNCHED("judge gradients");
