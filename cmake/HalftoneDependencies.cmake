@@ -43,6 +43,10 @@ if(HT_MISSING_TEXT)
                       "Elsewhere: put their headers in a folder and pass -DHALFTONE_EXTRA_INCLUDE=<folder>.\n")
 endif()
 
+# Pictures for prediction (data/image_file.cpp); without one of them reading such a file is an error that says so.
+find_package(PNG QUIET)
+find_package(JPEG QUIET)
+
 set(HT_USE_OPENMP OFF)
 if(HALFTONE_OPENMP)
   find_package(OpenMP COMPONENTS CXX QUIET)

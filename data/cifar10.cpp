@@ -50,18 +50,6 @@ std::ifstream open_to_read(const fs::path& file) {
   return in;
 }
 
-std::vector<std::string> read_class_names(const fs::path& file) {
-  std::ifstream in = open_to_read(file);
-  std::vector<std::string> names;
-  for (std::string line; names.size() <= kClasses && std::getline(in, line);) {
-    while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
-    if (!line.empty()) names.push_back(line);
-  }
-  check(names.size() == kClasses, "cifar10: ", file.string(), " names ", names.size() > kClasses ? "more than " : "",
-        std::min<size_t>(names.size(), kClasses), " classes; it must hold ", kClasses, " names, one a line");
-  return names;
-}
-
 // Whole records in a file.
 int64_t count_records(const fs::path& file) {
   open_to_read(file);
@@ -132,6 +120,18 @@ void check_writable_set(const ImageDataset& set, std::string_view name, int64_t 
         least);
 }
 }  // namespace
+
+std::vector<std::string> read_class_names(const fs::path& file) {
+  std::ifstream in = open_to_read(file);
+  std::vector<std::string> names;
+  for (std::string line; names.size() <= kClasses && std::getline(in, line);) {
+    while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
+    if (!line.empty()) names.push_back(line);
+  }
+  check(names.size() == kClasses, "cifar10: ", file.string(), " names ", names.size() > kClasses ? "more than " : "",
+        std::min<size_t>(names.size(), kClasses), " classes; it must hold ", kClasses, " names, one a line");
+  return names;
+}
 
 ImageDataset read_cifar10_file(const fs::path& file, std::vector<std::string> class_names) {
   check(class_names.size() == kClasses, "cifar10: ", class_names.size(), " class names given; the format has ",

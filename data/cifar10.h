@@ -14,6 +14,9 @@ namespace ht::data {
 // size or record when a file is empty, cut off, unreadable or has a label above 9.
 TrainTest read_cifar10(const std::filesystem::path& dir);
 
+// The ten names in batches.meta.txt, one a line. Throws Error naming the file when it is unreadable or holds no ten.
+std::vector<std::string> read_class_names(const std::filesystem::path& file);
+
 // One file of records -> images u8 [n,32,32,3] and labels i32 [n]. Throws Error as above.
 ImageDataset read_cifar10_file(const std::filesystem::path& file, std::vector<std::string> class_names);
 

@@ -2,8 +2,9 @@
 # Usage: scripts/setup.sh [--check]
 #
 # Installs what Halftone is built with: a compiler, CMake, Ninja, ccache, Eigen, nlohmann-json, CLI11, doctest,
-# Python 3 (for checks of the source tree) and curl (for --download).
-# Installs by apt-get when root or with sudo; otherwise names what is missing and stops. Does nothing where all is there.
+# Python 3 (for checks of the source tree), curl (for --download), libpng and libjpeg (for pictures to predict from).
+# Installs by apt-get when root or with sudo; otherwise names what is missing and stops, unless only libpng and libjpeg
+# are, which can be done without. Does nothing where all is there.
 #
 #   --check   only say what is missing (exit status 1 if anything is)
 #   --help    this text
@@ -29,6 +30,7 @@ has_header() {
 }
 
 missing=()
+optional=()
 need_command() { command -v "$1" >/dev/null || missing+=("$2"); }
 need_header() { has_header "$1" || missing+=("$2"); }
 need_command "${CXX:-c++}" g++
@@ -41,27 +43,37 @@ need_header Eigen/Core libeigen3-dev
 need_header nlohmann/json.hpp nlohmann-json3-dev
 need_header CLI/CLI.hpp libcli11-dev
 need_header doctest/doctest.h doctest-dev
+has_header png.h || optional+=(libpng-dev)
+has_header jpeglib.h || optional+=(libjpeg-dev)
 
-if [ ${#missing[@]} -gt 0 ]; then
+if [ ${#missing[@]} -gt 0 ] || [ ${#optional[@]} -gt 0 ]; then
   as_root=()
   if [ "$(id -u)" -ne 0 ]; then as_root=(sudo); fi
   if [ -n "$check_only" ]; then
     printf 'missing (Debian package names):'
-    printf ' %s' "${missing[@]}"
+    printf ' %s' "${missing[@]}" "${optional[@]}"
     printf '\n'
     exit 1
   fi
-  if ! command -v apt-get >/dev/null || { [ ${#as_root[@]} -gt 0 ] && ! command -v sudo >/dev/null; }; then
-    die "setup: these are missing and this script cannot install them (it needs apt-get, and root or sudo):
+  all=("${missing[@]}" "${optional[@]}")
+  why='it needs apt-get, and root or sudo'
+  installed=
+  if command -v apt-get >/dev/null && { [ ${#as_root[@]} -eq 0 ] || command -v sudo >/dev/null; }; then
+    say "installing ${all[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    why="apt-get's words are above"
+    if "${as_root[@]}" apt-get update -qq &&
+      "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${all[@]}" >/dev/null; then
+      installed=yes
+    fi
+  fi
+  if [ -z "$installed" ] && [ ${#missing[@]} -gt 0 ]; then
+    die "setup: these are missing and this script cannot install them ($why):
   ${missing[*]}
 These are Debian's package names. Install them your way, then run this again; header-only libraries may also be unpacked
 anywhere, with HALFTONE_EXTRA_INCLUDE naming the folder."
   fi
-  say "installing ${missing[*]}"
-  export DEBIAN_FRONTEND=noninteractive
-  "${as_root[@]}" apt-get update -qq
-  "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null ||
-    die "setup: apt-get could not install ${missing[*]}; its words are above"
+  [ -n "$installed" ] || say "going on without ${optional[*]} ($why): pictures of such kinds cannot be read"
 fi
 
 version=$(cmake --version | sed -n '1s/[^0-9]*//p')

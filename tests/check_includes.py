@@ -24,7 +24,7 @@ for room in ("models", "bench", "examples", "tests"):  # they see everything, so
     MAY_INCLUDE[room] = MAY_INCLUDE[room] | {"halftone.h"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]', re.MULTILINE)
-VENDOR = re.compile(r"^(Eigen/|unsupported/|CLI/|nlohmann/|doctest/|torch/|mpi\.h|nccl|cu(da|dnn|blas|rand)|nvrtc|nvToolsExt|nvtx3)")
+VENDOR = re.compile(r"^(Eigen/|unsupported/|CLI/|nlohmann/|doctest/|torch/|mpi\.h|nccl|png\.h|jpeglib\.h|cu(da|dnn|blas|rand)|nvrtc|nvToolsExt|nvtx3)")
 EIGEN = re.compile(r"^(Eigen|unsupported)/")
 # Headers that are not installed (cmake/HalftoneInstall.cmake) may name CUDA's types; CPU builds never open them.
 PRIVATE_HEADER = re.compile(r"^((cuda|cudnn|cublas|cublaslt|nccl)_.*\.h|.*\.cuh)$")
