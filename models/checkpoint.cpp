@@ -20,7 +20,8 @@ using nlohmann::json;
 constexpr const char* kVersion = "halftone.version";
 constexpr const char* kState = "halftone.state";
 constexpr const char* kConfig = "halftone.config";
-constexpr int kFormat = 1;  // of the two JSON texts and the tensors' names
+constexpr const char* kClasses = "halftone.classes";  // for whoever uses the network; does not matter to a resume
+constexpr int kFormat = 1;                            // of the two JSON texts and the tensors' names
 
 // Tells data sets apart: FNV-1a over the labels, which stand in the order of the images.
 uint64_t fingerprint(const data::ImageDataset& set) {
@@ -53,6 +54,9 @@ json config_of(const TrainOptions& o, const data::Loader& loader) {
           {"training images", loader.dataset().size()},
           {"their labels' fingerprint", fingerprint(loader.dataset())}};
 }
+
+// Names may hold bytes that are not UTF-8.
+std::string json_text(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
 json random_state(Device device) {
   const Generator& generator = Context::of(device).generator();
@@ -124,8 +128,23 @@ Snapshot take_snapshot(const RunState& run, const TrainOptions& options, int64_t
   out.metadata = {{"format", "pt"},  // names and layouts are PyTorch's
                   {kVersion, std::string(version())},
                   {kState, state.dump()},
-                  {kConfig, config_of(options, run.loader).dump(-1, ' ', false, json::error_handler_t::replace)}};
+                  {kConfig, json_text(config_of(options, run.loader))},
+                  {kClasses, json_text(run.loader.dataset().class_names)}};
   return out;
+}
+
+NetworkFacts network_facts(const SafeTensors& file) {
+  NetworkFacts facts;
+  const auto read = [&](const char* key, auto&& take) {
+    if (const auto it = file.metadata().find(key); it != file.metadata().end()) take(json::parse(it->second));
+  };
+  try {
+    read(kConfig, [&](const json& config) { facts.width = config.at("--width").get<double>(); });
+    read(kClasses, [&](const json& names) { names.get_to(facts.class_names); });
+  } catch (const json::exception& e) {
+    fail("weights: '", file.path(), "': its metadata is damaged: ", e.what());
+  }
+  return facts;
 }
 
 int64_t restore(const SafeTensors& file, const RunState& run, const TrainOptions& options) {

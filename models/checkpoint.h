@@ -36,6 +36,14 @@ Snapshot take_snapshot(const RunState& run, const TrainOptions& options, int64_t
 // than these (but the run's length may differ), or by another network or optimizer.
 int64_t restore(const SafeTensors& file, const RunState& run, const TrainOptions& options);
 
+// What a checkpoint tells of its network besides the tensors; nothing of this is in other files.
+struct NetworkFacts {
+  double width = 0;                      // 0: not told
+  std::vector<std::string> class_names;  // empty: not told
+};
+// Throws Error naming the file when its metadata is damaged.
+NetworkFacts network_facts(const SafeTensors& file);
+
 // "500": steps, "2e": epochs; in steps. Throws Error on anything else, and on 0.
 int64_t parse_interval(const std::string& text, int64_t steps_per_epoch);
 

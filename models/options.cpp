@@ -126,6 +126,9 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   app.add_option("--init", init, "of convolutions: uniform (PyTorch's default) or kaiming (normal, fan-out)")
       ->group(kRecipe)
       ->type_name("KIND");
+  app.add_option("--weights", o.weights, "take the first weights from this file: a checkpoint, or PyTorch's names")
+      ->group(kRecipe)
+      ->type_name("FILE");
   app.add_option("--ema", o.ema, "decay a step of an average of the weights, evaluated beside them (0: none)")
       ->group(kRecipe)
       ->type_name("DECAY");

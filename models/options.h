@@ -39,6 +39,7 @@ struct TrainOptions {
   std::string schedule = "onecycle";  // see optim/schedule.h
   double label_smoothing = 0;
   Init init = Init::uniform;  // PyTorch's default; or nn::kaiming_fan_out_
+  std::string weights;        // file to take the first weights from instead; empty: none
   double ema = 0;             // decay a step of the averaged weights; 0: none
   int64_t ema_every = 5;      // steps between updates of the average
   std::string amp = "O0";     // level of mixed precision, see amp/options.h

@@ -21,6 +21,7 @@ int run(int argc, const char* const* argv) {
   const auto build = [&] { return models::vgg16({.classes = sets.train.classes(), .width = options.width}); };
   nn::Sequential model = build();
   if (options.init == models::Init::kaiming) nn::kaiming_fan_out_(model);
+  if (!options.weights.empty()) models::load_weights(model, options.weights);
   model.to(options.device);
 
   // The optimizer and its learning rate as a function of the step.

@@ -311,6 +311,22 @@ TEST_CASE("bad checkpoint flags") {
   CHECK_MESSAGE(contains(absent.err, "No such file"), absent.err);
 }
 
+TEST_CASE("--weights: a run begins with a file's weights") {
+  const Folder folder;
+  const std::string saved = folder / "saved", log = folder / "log.jsonl";
+  CHECK(train(folder, small({"--save", saved, "--log", log})).code == 0);
+  const json before = read_log(log).back();
+  const std::string file = saved + "/step-000000006.safetensors";
+  Result r = train(folder, small({"--weights", file, "--evaluate", "--seed", "9", "--log", log}));
+  CHECK_MESSAGE(r.code == 0, r.err);
+  const json after = read_log(log).back();
+  CHECK(after["test_accuracy"] == before["test_accuracy"]);
+  CHECK(after["test_loss"] == before["test_loss"]);
+  r = train(folder, small({"--weights", file, "--width", "0.25"}));
+  CHECK(r.code == 1);
+  CHECK_MESSAGE(contains(r.err, "mismatched [features.0.weight"), r.err);
+}
+
 TEST_CASE("a learning rate beyond reason: the run says where it diverged") {
   const Folder folder;
   const Result r = train(folder, small({"--lr", "1e30", "--iterations", "50", "--schedule", "constant"}));

@@ -96,6 +96,61 @@ TEST_CASE("another network: the lists, the file, and nothing loaded") {
   CHECK(contains(error_of([&] { load_weights(to, folder.path / "absent"); }), "No such file"));
 }
 
+TEST_CASE("the averaged weights of a checkpoint") {
+  const TempFolder folder;
+  const std::string path = folder.path / "x";
+  const StateDict state = net(1, 0).state_dict(), average = net(3, 0).state_dict();
+  StateDict both = state;
+  both.merge(with_prefix(average, "ema."));
+  save_safetensors(path, both);
+  nn::Sequential to = net(2, 0);
+  for (const bool ema : {false, true}) {
+    load_weights(to, path, ema);
+    for (const auto& [name, tensor] : to.state_dict())
+      CHECK(data::same_bytes(tensor, (ema ? average : state).at(name)));
+  }
+  save_safetensors(path, state);
+  CHECK(error_of([&] { load_weights(to, path, true); }) ==
+        str("weights: '", path, "' has no averaged weights (ema.*); leave out --ema, or train with it"));
+}
+
+TEST_CASE("load_network finds the network that a file is of") {
+  const TempFolder folder;
+  const std::string path = folder.path / "x";
+  const auto check_finds = [&](const nn::Sequential& wanted, const std::string& prefix, const Metadata& metadata,
+                               double width, const std::string& name, int64_t image = 32) {
+    save_safetensors(path, with_prefix(wanted.state_dict(), prefix), metadata);
+    LoadedNetwork got = load_network(path, {.ema = false, .width = width});
+    CHECK(got.name == name);
+    CHECK(got.model.describe() == wanted.describe());
+    CHECK(got.image == image);
+    for (const auto& [key, tensor] : got.model.state_dict())
+      CHECK(data::same_bytes(tensor, wanted.state_dict().at(key)));
+    return got;
+  };
+  CHECK(check_finds(vgg16({.classes = 7, .width = 0.125}), "", {}, 0, "vgg16 width 0.125").classes == 7);
+  const Metadata facts{{"halftone.config", R"({"--width": 0.05})"}, {"halftone.classes", R"(["a", "b", "c"])"}};
+  const LoadedNetwork told = check_finds(vgg16({.classes = 3, .width = 0.05}), "", facts, 0, "vgg16 width 0.05");
+  CHECK(told.class_names == std::vector<std::string>{"a", "b", "c"});
+  check_finds(vgg16({.width = 0.05}), "", {}, 0.05, "vgg16 width 0.05");
+  for (const int depth : {11, 13, 16, 19})
+    check_finds(vgg({.depth = depth, .batch_norm = false, .width = 0.125, .hidden = 0}), "module.", {}, 0,
+                str("vgg", depth, " width 0.125"));
+  check_finds(vgg({.classes = 100, .width = 0.125, .hidden = 256}), "net.", {}, 0, "vgg16_bn width 0.125");
+  check_finds(vgg({.width = 0.125, .image = 64, .hidden = 256}), "", {}, 0, "vgg16_bn width 0.125", 64);
+
+  const auto error_with = [&](const StateDict& state, const Metadata& metadata) {
+    save_safetensors(path, state, metadata);
+    return error_of([&] { load_network(path); });
+  };
+  const StateDict state = net(1, 0).state_dict();
+  CHECK(contains(error_with({{"layer.weight", Tensor::zeros({2, 2})}}, {}),
+                 "is of no VGG network: it has no features.0.weight; halftone inspect lists what it has"));
+  CHECK(contains(error_with({{"features.0.weight", Tensor::zeros({2, 2})}}, {}), "its features are no convolutions"));
+  CHECK(contains(error_with(state, {{"halftone.config", "{"}}), str("weights: '", path, "': its metadata is damaged")));
+  CHECK(contains(error_with(state, {{"halftone.config", R"({"--width": 1})"}}), "mismatched [features.0.weight"));
+}
+
 // tests/golden/check_vgg_weights.py calls this with a folder: torch's weights, input and logits in, ours out.
 TEST_CASE("PyTorch's VGG16-BN gives the same logits here") {
   const char* folder = std::getenv("HALFTONE_TORCH_VGG");
