@@ -31,7 +31,7 @@ install(FILES "${PROJECT_BINARY_DIR}/HalftoneConfig.cmake" "${PROJECT_BINARY_DIR
 if(HT_USE_CUDA)
   install(FILES cmake/FindCUDNN.cmake cmake/FindNCCL.cmake DESTINATION "${config_dir}" COMPONENT devel)
 endif()
-foreach(program train_vgg16 halftone_tool)
+foreach(program train_vgg16 predict halftone_tool)
   if(TARGET ${program})
     install(TARGETS ${program} COMPONENT programs)
   endif()

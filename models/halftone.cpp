@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/safetensors.h"
+#include "models/prediction.h"
 #include "models/program.h"
 #include "ops/registry.h"
 
@@ -21,12 +22,7 @@ void print_ops() {
                 std::string(name_of(op->tag)).c_str(), std::string(op->reason).c_str());
 }
 
-// A file's text for a terminal: without characters that move its cursor.
-std::string printable(std::string text) {
-  for (char& c : text)
-    if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
-  return text;
-}
+using ht::models::printable;
 
 // What is in a safetensors file, in the order of its bytes, without reading the numbers.
 void inspect(const std::string& path) {
@@ -65,6 +61,10 @@ int run(int argc, const char* const* argv) {
   CLI::App* inspector = app.add_subcommand("inspect", "print what is in a safetensors file: a checkpoint, or weights");
   inspector->add_option("FILE", path)->required();
   inspector->callback([&] { inspect(path); });
+  ht::models::PredictOptions predict;
+  CLI::App* predictor = app.add_subcommand("predict", "classify images with a trained network");
+  ht::models::add_predict_options(*predictor, predict);
+  predictor->callback([&] { ht::models::predict(predict); });
   return ht::models::parse(app, argc, argv).value_or(0);
 }
 

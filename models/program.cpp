@@ -44,6 +44,12 @@ int run_program(std::string_view name, const std::function<int()>& body) {
   }
 }
 
+std::string printable(std::string text) {
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
+  return text;
+}
+
 StopSignals::StopSignals() {
   stop_signal = 0;
   std::signal(SIGINT, remember);

@@ -21,6 +21,9 @@ std::optional<int> parse(CLI::App& app, int argc, const char* const* argv);
 // Runs `body` and returns its exit code; an exception is told on stderr as "<name>: error: ..." and gives 1.
 int run_program(std::string_view name, const std::function<int()>& body);
 
+// A file's text for a terminal: without characters that move its cursor.
+std::string printable(std::string text);
+
 // While alive, SIGINT and SIGTERM only set a flag (a second one ends the process as usual).
 class StopSignals {
  public:

@@ -1,74 +1,16 @@
 // Runs the built programs as a person would: bad flags, bad data, Ctrl-C, the log, the same seed twice.
 #include <doctest/doctest.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <thread>
 
-namespace fs = std::filesystem;
+#include "tests/process.h"
+
+using namespace ht;
 using nlohmann::json;
 
 namespace {
-fs::path program(const std::string& name) { return fs::read_symlink("/proc/self/exe").parent_path() / "bin" / name; }
-
-// A folder that goes away with the test.
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("halftone_test_cli_" + std::to_string(getpid()));
-  Folder() { fs::create_directories(path); }
-  ~Folder() { fs::remove_all(path); }
-  std::string operator/(const std::string& name) const { return (path / name).string(); }
-};
-
-std::string read(const fs::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
-struct Result {
-  int code = -1;
-  std::string out, err;
-};
-
-class Process {
- public:
-  Process(const fs::path& exe, std::vector<std::string> args, const Folder& folder)
-      : out_(folder / "stdout"), err_(folder / "stderr") {
-    args.insert(args.begin(), exe.string());
-    std::vector<char*> argv;
-    for (std::string& a : args) argv.push_back(a.data());
-    argv.push_back(nullptr);
-    pid_ = fork();
-    if (pid_ == 0) {
-      const auto redirect = [](const std::string& path, int to) {
-        dup2(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), to);
-      };
-      redirect(out_, STDOUT_FILENO);
-      redirect(err_, STDERR_FILENO);
-      execv(argv[0], argv.data());
-      _exit(127);
-    }
-  }
-  void signal(int number) const { kill(pid_, number); }
-  std::string out() const { return read(out_); }
-  Result wait() const {
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), read(out_), read(err_)};
-  }
-
- private:
-  std::string out_, err_;
-  pid_t pid_ = -1;
-};
-
 Result train(const Folder& folder, std::vector<std::string> args) {
   return Process(program("train_vgg16"), std::move(args), folder).wait();
 }
@@ -87,8 +29,6 @@ std::vector<json> read_log(const std::string& path) {
   for (std::string line; std::getline(in, line);) out.push_back(json::parse(line));
   return out;
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 }  // namespace
 
 TEST_CASE("--help and --version") {
