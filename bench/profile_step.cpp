@@ -2,7 +2,7 @@
 // by CUPTI (CUDA's tracing library) in steps that run as they are on one stream, and beside them the whole step as one
 // graph on two, without a profiler. The limit of an op is the larger of its bytes over the memory's rate and its
 // products over the rate of a large matrix product, both measured here.
-//   bench_profile_step [--method amp] [--batch 512] [--steps 5] [--bare] [--kernels]
+//   bench_profile_step [--method amp] [--batch 512] [--steps 5] [--bare] [--kernels] [--timeline]
 #include <cuda_runtime.h>
 #include <cupti.h>
 
@@ -86,7 +86,9 @@ class Recorder final : public ht::RangeObserver {
 struct Trace {
   struct Work {
     std::string kernel;
-    double us;
+    uint64_t start, end;  // ns
+    uint32_t stream;
+    double us() const { return static_cast<double>(end - start) / 1000; }
   };
   std::unordered_map<uint32_t, std::vector<Work>> works;  // by correlation
   std::unordered_map<uint32_t, uint64_t> ranges;          // correlation -> range + 1; the innermost came last
@@ -107,18 +109,18 @@ void CUPTIAPI take_buffer(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t v
   Trace& trace = Trace::current();
   CUpti_Activity* record = nullptr;
   while (cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_SUCCESS) {
-    const auto add = [&](uint32_t correlation, uint64_t start, uint64_t end, const char* name) {
-      trace.works[correlation].push_back({name, static_cast<double>(end - start) / 1000});
+    const auto add = [&](const auto& r, const char* name) {
+      trace.works[r.correlationId].push_back({name, r.start, r.end, r.streamId});
     };
     if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
       const auto* k = reinterpret_cast<const CUpti_ActivityKernel10*>(record);
-      add(k->correlationId, k->start, k->end, k->name);
+      add(*k, k->name);
     } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
       const auto* m = reinterpret_cast<const CUpti_ActivityMemcpy6*>(record);
-      add(m->correlationId, m->start, m->end, "copy");
+      add(*m, "copy");
     } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMSET) {
       const auto* m = reinterpret_cast<const CUpti_ActivityMemset4*>(record);
-      add(m->correlationId, m->start, m->end, "memset");
+      add(*m, "memset");
     } else if (record->kind == CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION) {
       const auto* e = reinterpret_cast<const CUpti_ActivityExternalCorrelation*>(record);
       trace.ranges[e->correlationId] = e->externalId;
@@ -138,8 +140,8 @@ void settle(Recorder& recorder, Entry& outside) {
     const auto it = trace.ranges.find(correlation);
     Entry& e = it == trace.ranges.end() ? outside : recorder.entries[it->second - 1];
     for (const Trace::Work& work : works) {
-      e.us.back() += work.us;
-      e.kernels.push_back(ht::str(work.us, " ", work.kernel));
+      e.us.back() += work.us();
+      e.kernels.push_back(ht::str(work.us(), " ", work.kernel));
     }
   }
   trace = {};
@@ -228,10 +230,37 @@ void print_table(const std::vector<Entry>& entries, double bandwidth, double rat
     if (us > 0) std::printf("%9.1f us %5.1f%%  %s\n", us, 100 * us / sum, kind.c_str());
 }
 
-void profile(const std::string& method, int64_t batch, int steps, bool bare, bool kernels) {
+// One replay of the graph: how long the device worked, on one stream or two, and waited. `all`: every kernel.
+void print_timeline(bench::Vgg16Step& step, ht::Context& context, bool all) {
+  step();
+  context.synchronize();
+  CUPTI(cuptiActivityFlushAll(1));
+  std::vector<Trace::Work> works;
+  for (const auto& [correlation, list] : std::exchange(Trace::current(), {}).works)
+    works.insert(works.end(), list.begin(), list.end());
+  if (works.empty()) return;
+  std::sort(works.begin(), works.end(), [](const auto& a, const auto& b) { return a.start < b.start; });
+  uint64_t until = works[0].start, busy = 0, sum = 0;
+  for (const Trace::Work& w : works) {
+    if (all)
+      std::printf("%10.2f %8.2f %8.2f  stream %u  %.100s\n", static_cast<double>(w.start - works[0].start) / 1000,
+                  w.us(), (static_cast<double>(w.start) - static_cast<double>(until)) / 1000, w.stream,
+                  w.kernel.c_str());
+    busy += std::max(w.end, until) - std::max(w.start, until);
+    sum += w.end - w.start;
+    until = std::max(w.end, until);
+  }
+  const double span = static_cast<double>(until - works[0].start) / 1000, worked = static_cast<double>(busy) / 1000;
+  std::printf("a replay under the profiler: %.1f us, of which %.1f with nothing running; %zu kernels, %.1f us in sum\n",
+              span, span - worked, works.size(), static_cast<double>(sum) / 1000);
+}
+
+void profile(const std::string& method, int64_t batch, int steps, bool bare, bool kernels, bool timeline) {
   ht::Context& context = ht::Context::of(ht::Device::cuda());
   bench::use_method(method);
   const double rate = gemm_rate(bench::dtype_of(method)), bandwidth = copy_rate();
+  std::printf("%s, batch %lld, %s step, %s: %.0f TFLOP/s, %.2f TB/s\n", method.c_str(), static_cast<long long>(batch),
+              bare ? "bare" : "whole", context.cuda().gpu_name.c_str(), rate * 1e-12, bandwidth * 1e-12);
   ht::empty_cache(ht::Device::cuda());
   double graph_ms = 0;
   {
@@ -239,16 +268,22 @@ void profile(const std::string& method, int64_t batch, int steps, bool bare, boo
     for (int i = 0; i < 10; ++i) step();
     context.synchronize();
     graph_ms = bench::window_ms(7, 20, step, [&] { context.synchronize(); })[3];
+
+    CUPTI(cuptiActivityRegisterCallbacks(give_buffer, take_buffer));
+    for (const CUpti_ActivityKind kind :
+         {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET})
+      CUPTI(cuptiActivityEnable(kind));
+    print_timeline(step, context, timeline);
   }
   context.cuda().overlap = false;
   bench::Vgg16Step step(method, batch, !bare, true);
   for (int i = 0; i < 5; ++i) step();
   context.synchronize();
+  CUPTI(cuptiActivityFlushAll(1));
+  Trace::current() = {};
 
-  CUPTI(cuptiActivityRegisterCallbacks(give_buffer, take_buffer));
   for (const CUpti_ActivityKind kind :
-       {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET,
-        CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_DRIVER, CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION})
+       {CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_DRIVER, CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION})
     CUPTI(cuptiActivityEnable(kind));
   Recorder recorder;
   Entry outside{"outside of all ranges", "", -1, -1, 0, 0, {}, {}, {}};
@@ -262,8 +297,6 @@ void profile(const std::string& method, int64_t batch, int steps, bool bare, boo
   }
   count_work(recorder.entries);
   recorder.entries.push_back(outside);
-  std::printf("%s, batch %lld, %s step, %s: %.0f TFLOP/s, %.2f TB/s\n", method.c_str(), static_cast<long long>(batch),
-              bare ? "bare" : "whole", context.cuda().gpu_name.c_str(), rate * 1e-12, bandwidth * 1e-12);
   print_table(recorder.entries, bandwidth, rate, kernels, graph_ms);
 }
 }  // namespace
@@ -273,19 +306,20 @@ int main(int argc, char** argv) {
   std::string method = "amp";
   int64_t batch = 512;
   int steps = 5;
-  bool bare = false, kernels = false;
+  bool bare = false, kernels = false, timeline = false;
   app.add_option("--method", method)->check(CLI::IsMember(bench::kMethods));
   app.add_option("--batch", batch)->check(CLI::PositiveNumber);
   app.add_option("--steps", steps)->check(CLI::PositiveNumber);
   app.add_flag("--bare", bare, "a fixed batch, plain SGD");
   app.add_flag("--kernels", kernels, "also each kernel's time and name");
+  app.add_flag("--timeline", timeline, "also every kernel of a replay: start, time, since the last end (us), stream");
   CLI11_PARSE(app, argc, argv);
   if (ht::cuda_device_count() == 0) {
     std::puts("SKIPPED: no CUDA device");
     return 0;
   }
   return ht::models::run_program("bench_profile_step", [&] {
-    profile(method, batch, steps, bare, kernels);
+    profile(method, batch, steps, bare, kernels, timeline);
     return 0;
   });
 }

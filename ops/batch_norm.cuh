@@ -1,5 +1,5 @@
 // What batch norm's forward and backward kernels share. Each direction is two passes: the first adds a pair of sums a
-// channel, the second starts with what follows from them and has one block more, which writes what is per channel.
+// channel, the second starts with what follows from them and has a row of blocks more, which write what is per channel.
 // A thread takes a pack of N channels of some rows at once; blocks are kColumns packs wide and share the rows. With a
 // pool, the rows of a pass are the 2x2 windows of the map.
 #pragma once
@@ -149,7 +149,8 @@ __device__ __forceinline__ void load_channels(const A* from, A (&to)[N]) {
   }
 }
 
-// Per-channel numbers of N channels, and the op's output value as it is stored: rounded to T.
+// Per-channel numbers of N channels, and the op's output before it is rounded to T: rounding moves neither a maximum
+// nor, but for a denormal, a sign.
 template <class T, int N>
 struct Channels {
   using A = acc_t<T>;
@@ -168,14 +169,14 @@ struct Channels {
   }
   template <bool kRelu>
   __device__ __forceinline__ A value(A x, int k) const {
-    const A y = load_as(store_as<T>((x - mean[k]) * slope[k] + beta[k]));
+    const A y = (x - mean[k]) * slope[k] + beta[k];
     return kRelu && y < A(0) ? A(0) : y;
   }
 };
 
 template <class A>
 __device__ __forceinline__ bool beats(A v, A m) {
-  return v > m || (v != v && m == m);  // the first maximum stays; the first NaN wins
+  return !(v <= m) && m == m;  // the first maximum stays; the first NaN wins
 }
 
 // The four pixels of a 2x2 window, N channels each, and where they lie. `whole`: it has an output.

@@ -32,9 +32,10 @@ struct GradientTerms {
       pull[k] = static_cast<A>(static_cast<double>(p[k]) * i * i * share);
     }
   }
-  // One block.
+  // The blocks of the last row.
   __device__ void write() const {
-    for (int64_t c = flat_thread(); c < sums.channels; c += flat_threads()) {
+    const int64_t blocks = int64_t{gridDim.y} * flat_threads();
+    for (int64_t c = int64_t{blockIdx.y} * flat_threads() + flat_thread(); c < sums.channels; c += blocks) {
       if (dbeta) dbeta[c] = static_cast<A>(sums.first(c));
       if (dgamma) dgamma[c] = static_cast<A>(sums.second(c) * static_cast<double>(invstd[c]));
     }
@@ -179,7 +180,7 @@ __device__ __forceinline__ void input_gradient_windows(const Geometry& g, const 
   }
 }
 
-// The last column of blocks (one block of it) writes dgamma and dbeta, the others dx.
+// The blocks of the last row write dgamma and dbeta, the others dx.
 template <class T, int N, bool kRelu, bool kPool>
 __global__ void __launch_bounds__(kThreads, kPool ? kPoolBlocks : kGradientBlocks)
     input_gradient_kernel(Geometry g, const T* x, const T* dy, const acc_t<T>* mean, const acc_t<T>* gamma,
@@ -193,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, kPool ? kPoolBlocks : kGradientBlock
     load_channels<N>(terms.invstd + c, gradient.channels.slope);
     terms.load(c, gradient.channels.slope, gradient.offset, gradient.pull);
     gradient.channels.load_affine(gamma, beta, c);
-  } else if (blockIdx.x == blocks && blockIdx.y == 0 && terms.sums.at) {
+  } else if (blockIdx.x == blocks && terms.sums.at) {
     terms.write();
   }
   const bool last = terms.sums.is_last_reader();

@@ -85,23 +85,28 @@ struct Statistics {
     for (int k = 0; k < N; ++k) inv[k] = inverse(inv[k]);
   }
 
-  // One block: what backward needs, and the running statistics, which stay unless all channels are finite.
+  // The blocks of the last row, a thread a channel of theirs: what backward needs, and the running statistics, which
+  // stay unless all channels are finite; each block looks at all.
   __device__ void write(int64_t channels) const {
     const int thread = flat_thread(), threads = flat_threads();
-    if (batches && thread == 0) ++*batches;
-    int finite = 1;
+    const int64_t block = int64_t{blockIdx.y} * threads + thread, blocks = int64_t{gridDim.y} * threads;
+    if (batches && block == 0) ++*batches;
     A m, var;
-    for (int64_t c = thread; c < channels; c += threads) {
+    int finite = 1;
+    if (sums.at && running_mean) {
+#pragma unroll 4
+      for (int64_t c = thread; c < channels; c += threads) {
+        at(c, m, var);
+        finite &= isfinite(m) && isfinite(var * static_cast<A>(unbiased));
+      }
+    }
+    finite = __syncthreads_and(finite);
+    const A old = static_cast<A>(1 - momentum), newest = static_cast<A>(momentum);
+    for (int64_t c = block; c < channels; c += blocks) {
       at(c, m, var);
       mean[c] = m;
       invstd[c] = inverse(var);
-      finite &= isfinite(m) && isfinite(var * static_cast<A>(unbiased));
-    }
-    finite = __syncthreads_and(finite);
-    if (!sums.at || !running_mean || !finite) return;
-    const A old = static_cast<A>(1 - momentum), newest = static_cast<A>(momentum);
-    for (int64_t c = thread; c < channels; c += threads) {
-      at(c, m, var);
+      if (!sums.at || !running_mean || !finite) continue;
       running_mean[c] = old * running_mean[c] + newest * m;
       running_var[c] = old * running_var[c] + newest * var * static_cast<A>(unbiased);
     }
@@ -151,7 +156,7 @@ __device__ __forceinline__ void normalise_windows(const Geometry& g, const Chann
   }
 }
 
-// The last column of blocks (one block of it) writes the statistics, the others normalise.
+// The blocks of the last row write the statistics, the others normalise.
 template <class T, int N, bool kRelu, bool kPool>
 __global__ void __launch_bounds__(kThreads, kNormaliseBlocks)
     normalise_kernel(Geometry g, const T* x, Statistics<T> statistics, const acc_t<T>* gamma, const acc_t<T>* beta,
@@ -163,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, kNormaliseBlocks)
   if (works) {
     statistics.load(c, channels.mean, channels.slope);
     channels.load_affine(gamma, beta, c);
-  } else if (blockIdx.x == blocks && blockIdx.y == 0) {
+  } else if (blockIdx.x == blocks) {
     statistics.write(g.channels);
   }
   const bool last = statistics.sums.is_last_reader();

@@ -7,39 +7,43 @@ namespace {
 constexpr int kMostTaps = 64;  // products of an output pixel
 
 struct Geometry {
-  int64_t h, w, in, stride, padding, dilation, kh, kw;
-  int columns;  // with the padding
-  Divider by_chunks, by_ow, by_oh;
-  int64_t chunks, ow, oh, total;  // chunks of 8 columns: of a pixel, and in all
+  int h, w, in, stride, padding, dilation, kh, kw;
+  int chunks;  // of 8 columns, 16 bytes, of a pixel
+  int ow, oh;
+  int64_t pixels;
+  Divider by_ow, by_oh;
 };
 
-// A thread writes 8 columns of an output pixel, 16 bytes. Half types only are moved, not read: 16 bits are 16 bits.
+// A thread writes the same 8 columns of one output pixel after the other, so that it finds their taps once. Half types
+// are moved, not read: 16 bits are 16 bits.
 __global__ void __launch_bounds__(kBlock) im2col_kernel(Geometry g, const uint16_t* x, uint16_t* columns) {
-  __shared__ struct {
-    int dy, dx, offset;  // of the input pixel and of the element, from the window's corner
-  } taps[kMostTaps];
-  for (int k = static_cast<int>(threadIdx.x); k < g.columns; k += kBlock) {
-    const int in = static_cast<int>(g.in), kw = static_cast<int>(g.kw);
-    const int dy = k / in / kw * static_cast<int>(g.dilation), dx = k / in % kw * static_cast<int>(g.dilation);
-    const bool real = k < static_cast<int>(g.kh) * kw * in;
-    taps[k] = {real ? dy : INT_MAX / 2, dx, (dy * static_cast<int>(g.w) + dx) * in + k % in};
+  constexpr int kOutside = 1 << 20;  // a tap that no image reaches: the columns beyond the taps are 0
+  const int at_once = kBlock / g.chunks, chunk = static_cast<int>(threadIdx.x) % g.chunks;
+  const int mine = static_cast<int>(threadIdx.x) / g.chunks;  // pixel of the block
+  if (mine >= at_once) return;
+  int dy[8], dx[8], offset[8];
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    const int k = chunk * 8 + e;
+    const int row = k / g.in / g.kw, column = k / g.in % g.kw;
+    const bool real = row < g.kh;
+    dy[e] = real ? row * g.dilation : kOutside;
+    dx[e] = column * g.dilation;
+    offset[e] = real ? (dy[e] * g.w + dx[e]) * g.in + k % g.in : 0;
   }
-  __syncthreads();
-  HT_GRID_STRIDE(i, g.total) {
-    const int64_t pixel = g.by_chunks(i), line = g.by_ow(pixel), n = g.by_oh(line);
-    const int first = static_cast<int>(i - pixel * g.chunks) * 8;
-    const int64_t oy = line - n * g.oh, ox = pixel - line * g.ow;
-    const int64_t y = oy * g.stride - g.padding, left = ox * g.stride - g.padding;
-    const uint16_t* corner = x + ((n * g.h + y) * g.w + left) * g.in;
+  for (int64_t pixel = int64_t{blockIdx.x} * at_once + mine; pixel < g.pixels; pixel += int64_t{gridDim.x} * at_once) {
+    const int64_t line = g.by_ow(pixel), n = g.by_oh(line);
+    const int top = static_cast<int>(line - n * g.oh) * g.stride - g.padding;
+    const int left = static_cast<int>(pixel - line * g.ow) * g.stride - g.padding;
+    const uint16_t* corner = x + ((n * g.h + top) * g.w + left) * g.in;
     Pack<uint16_t> out;
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
-      const auto tap = taps[first + e];
-      const bool inside = static_cast<uint64_t>(y + tap.dy) < static_cast<uint64_t>(g.h) &&
-                          static_cast<uint64_t>(left + tap.dx) < static_cast<uint64_t>(g.w);
-      out.v[e] = inside ? corner[tap.offset] : uint16_t{0};
+      const bool inside = static_cast<unsigned>(top + dy[e]) < static_cast<unsigned>(g.h) &&
+                          static_cast<unsigned>(left + dx[e]) < static_cast<unsigned>(g.w);
+      out.v[e] = inside ? corner[offset[e]] : uint16_t{0};
     }
-    *reinterpret_cast<Pack<uint16_t>*>(columns + i * 8) = out;
+    *reinterpret_cast<Pack<uint16_t>*>(columns + (pixel * g.chunks + chunk) * 8) = out;
   }
 }
 }  // namespace
@@ -50,24 +54,13 @@ int64_t im2col_width(const Conv2dShape& s) {
 }
 
 void im2col_cuda(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& columns) {
-  const int64_t chunks = columns.shape().back() / 8, total = columns.numel() / 8;
-  const Geometry g{s.h,
-                   s.w,
-                   s.in,
-                   s.stride,
-                   s.padding,
-                   s.dilation,
-                   s.kh,
-                   s.kw,
-                   static_cast<int>(columns.shape().back()),
-                   Divider(chunks),
-                   Divider(s.ow),
-                   Divider(s.oh),
-                   chunks,
-                   s.ow,
-                   s.oh,
-                   total};
-  im2col_kernel<<<grid_for(ctx.cuda(), total), kBlock, 0, ctx.cuda().stream()>>>(
+  const auto i = [](int64_t v) { return static_cast<int>(v); };
+  const Geometry g{i(s.h),        i(s.w),       i(s.in),
+                   i(s.stride),   i(s.padding), i(s.dilation),
+                   i(s.kh),       i(s.kw),      i(columns.shape().back() / 8),
+                   i(s.ow),       i(s.oh),      s.n * s.oh * s.ow,
+                   Divider(s.ow), Divider(s.oh)};
+  im2col_kernel<<<grid_for(ctx.cuda(), columns.numel() / 8), kBlock, 0, ctx.cuda().stream()>>>(
       g, static_cast<const uint16_t*>(x.data()), static_cast<uint16_t*>(columns.data()));
   HT_LAUNCHED("im2col");
 }
