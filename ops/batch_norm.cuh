@@ -178,6 +178,11 @@ template <class A>
 __device__ __forceinline__ bool beats(A v, A m) {
   return !(v <= m) && m == m;  // the first maximum stays; the first NaN wins
 }
+// The output is monotone in x, falling where the slope is negative: the largest output is at the largest rising(x).
+__device__ __forceinline__ float rising(float x, float slope) {
+  return __uint_as_float(__float_as_uint(x) ^ (__float_as_uint(slope) & 0x80000000u));
+}
+__device__ __forceinline__ double rising(double x, double slope) { return signbit(slope) ? -x : x; }
 
 // The four pixels of a 2x2 window, N channels each, and where they lie. `whole`: it has an output.
 template <class T, int N>
@@ -197,6 +202,18 @@ struct Window {
       at[p] = corner + (p / 2 * g.w + p % 2) * g.channels;
       if (inside[p]) x[p] = *reinterpret_cast<const Pack<T, N>*>(from + at[p]);
     }
+  }
+  // Of channel k: the pixel with the largest output, and its x.
+  __device__ __forceinline__ int winner(int k, acc_t<T> slope, acc_t<T>& value) const {
+    int first = 0;
+    value = load_as(x[0].v[k]);
+    acc_t<T> best = rising(value, slope);
+#pragma unroll
+    for (int p = 1; p < 4; ++p) {
+      const acc_t<T> other = load_as(x[p].v[k]), risen = rising(other, slope);
+      if (beats(risen, best)) first = p, value = other, best = risen;
+    }
+    return first;
   }
 };
 

@@ -42,20 +42,6 @@ struct GradientTerms {
   }
 };
 
-// A window's output gradient goes to its maximum, where that is above 0: `winner` of channel k and its x.
-template <class T, int N>
-__device__ __forceinline__ acc_t<T> winner_of(const Channels<T, N>& channels, const Window<T, N>& w, int k, int& winner,
-                                              acc_t<T> dy) {
-  using A = acc_t<T>;
-  A best = 0;
-#pragma unroll
-  for (int p = 0; p < 4; ++p) {
-    const A value = channels.template value<true>(load_as(w.x[p].v[k]), k);
-    if (p == 0 || beats(value, best)) best = value, winner = p;
-  }
-  return w.whole && best > A(0) ? dy : A(0);
-}
-
 // The pairs are sum d and sum d (x - mean).
 template <class T, int N, bool kRelu, bool kPool>
 __global__ void __launch_bounds__(kThreads, kSumBlocks)
@@ -79,13 +65,12 @@ __global__ void __launch_bounds__(kThreads, kSumBlocks)
         if (w.whole) from = pack_at<T, N>(dy + w.out);
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-          int winner = 0;
-          const A d = winner_of<T, N>(channels, w, k, winner, load_as(from.v[k]));
-          A v = load_as(w.x[0].v[k]);
-#pragma unroll
-          for (int p = 1; p < 4; ++p) v = winner == p ? load_as(w.x[p].v[k]) : v;
+          A v;
+          w.winner(k, channels.slope[k], v);
+          if (!(w.whole && channels.template value<false>(v, k) > A(0))) continue;
+          const A d = load_as(from.v[k]);
           sum[k] += d;
-          if (d != A(0)) product[k] += d * (v - channels.mean[k]);
+          product[k] += d * (v - channels.mean[k]);
         }
       }
     } else {
@@ -105,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, kSumBlocks)
           for (int k = 0; k < N; ++k) {
             const A value = load_as(v[u].v[k]);
             A grad = load_as(d[u].v[k]);
-            if (kRelu && !(channels.template value<true>(value, k) > A(0))) grad = 0;
+            if (kRelu && !(channels.template value<false>(value, k) > A(0))) grad = 0;
             sum[k] += grad;
             product[k] += grad * (value - channels.mean[k]);
           }
@@ -117,16 +102,21 @@ __global__ void __launch_bounds__(kThreads, kSumBlocks)
   sums.finish();
 }
 
-// dx = slope (d - offset - (x - mean) pull).
+// dx = slope (d - offset - (x - mean) pull) = slope d + tilt (x - mean) + shift.
 template <class T, int N>
 struct InputGradient {
   using A = acc_t<T>;
   Channels<T, N> channels;
-  A offset[N], pull[N];
+  A tilt[N], shift[N];
 
-  __device__ __forceinline__ T operator()(A x, A d, int k) const {
-    return store_as<T>(channels.slope[k] * (d - offset[k] - (x - channels.mean[k]) * pull[k]));
+  // They hold pull and offset before.
+  __device__ __forceinline__ void load_affine(const A* gamma, const A* beta, int64_t c) {
+    channels.load_affine(gamma, beta, c);
+#pragma unroll
+    for (int k = 0; k < N; ++k) tilt[k] *= -channels.slope[k], shift[k] *= -channels.slope[k];
   }
+  // What all of x's gradient but that of d is.
+  __device__ __forceinline__ A base(A x, int k) const { return (x - channels.mean[k]) * tilt[k] + shift[k]; }
 };
 
 template <class T, int N, bool kRelu>
@@ -150,8 +140,8 @@ __device__ __forceinline__ void input_gradient_rows(const Geometry& g, const Inp
       for (int k = 0; k < N; ++k) {
         const A value = load_as(v[u].v[k]);
         A grad = load_as(d[u].v[k]);
-        if (kRelu && !(gradient.channels.template value<true>(value, k) > A(0))) grad = 0;
-        v[u].v[k] = gradient(value, grad, k);
+        if (kRelu && !(gradient.channels.template value<false>(value, k) > A(0))) grad = 0;
+        v[u].v[k] = store_as<T>(gradient.channels.slope[k] * grad + gradient.base(value, k));
       }
       set_pack(dx + (r + u * step) * g.channels + c, v[u]);
     }
@@ -169,10 +159,13 @@ __device__ __forceinline__ void input_gradient_windows(const Geometry& g, const 
     if (w.whole) from = pack_at<T, N>(dy + w.out);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      int winner = 0;
-      const A d = winner_of<T, N>(gradient.channels, w, k, winner, load_as(from.v[k]));
+      A v;
+      const int winner = w.winner(k, gradient.channels.slope[k], v);
+      const bool passes = w.whole && gradient.channels.template value<false>(v, k) > A(0);
+      const A d = passes ? gradient.channels.slope[k] * load_as(from.v[k]) : A(0);
 #pragma unroll
-      for (int p = 0; p < 4; ++p) w.x[p].v[k] = gradient(load_as(w.x[p].v[k]), winner == p ? d : A(0), k);
+      for (int p = 0; p < 4; ++p)
+        w.x[p].v[k] = store_as<T>(gradient.base(load_as(w.x[p].v[k]), k) + (winner == p ? d : A(0)));
     }
 #pragma unroll
     for (int p = 0; p < 4; ++p)
@@ -192,8 +185,8 @@ __global__ void __launch_bounds__(kThreads, kPool ? kPoolBlocks : kGradientBlock
   if (works) {
     load_channels<N>(mean + c, gradient.channels.mean);
     load_channels<N>(terms.invstd + c, gradient.channels.slope);
-    terms.load(c, gradient.channels.slope, gradient.offset, gradient.pull);
-    gradient.channels.load_affine(gamma, beta, c);
+    terms.load(c, gradient.channels.slope, gradient.shift, gradient.tilt);
+    gradient.load_affine(gamma, beta, c);
   } else if (blockIdx.x == blocks && terms.sums.at) {
     terms.write();
   }

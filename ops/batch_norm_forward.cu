@@ -144,13 +144,9 @@ __device__ __forceinline__ void normalise_windows(const Geometry& g, const Chann
     Pack<T, N> best;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      A most = channels.template value<true>(load_as(w.x[0].v[k]), k);
-#pragma unroll
-      for (int p = 1; p < 4; ++p) {
-        const A value = channels.template value<true>(load_as(w.x[p].v[k]), k);
-        if (beats(value, most)) most = value;
-      }
-      best.v[k] = store_as<T>(most);
+      A value;
+      w.winner(k, channels.slope[k], value);
+      best.v[k] = store_as<T>(channels.template value<true>(value, k));
     }
     set_pack(y + w.out, best);
   }
