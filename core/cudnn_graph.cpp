@@ -115,6 +115,19 @@ void CudnnGraph::identity(int x, int y) {
   state_->operations.push_back(std::move(op));
 }
 
+void CudnnGraph::channel_sums(int x, int sum, int squares) {
+  const auto at = [&](int i) -> const Descriptor& { return state_->tensors[static_cast<size_t>(i)]; };
+  const cudnnGenStatsMode_t mode = CUDNN_GENSTATS_SUM_SQSUM;
+  Descriptor op(CUDNN_BACKEND_OPERATION_GEN_STATS_DESCRIPTOR);
+  op.set(CUDNN_ATTR_OPERATION_GENSTATS_MODE, CUDNN_TYPE_GENSTATS_MODE, 1, &mode)
+      .set(CUDNN_ATTR_OPERATION_GENSTATS_MATH_PREC, CUDNN_DATA_FLOAT)
+      .set(CUDNN_ATTR_OPERATION_GENSTATS_XDESC, at(x))
+      .set(CUDNN_ATTR_OPERATION_GENSTATS_SUMDESC, at(sum))
+      .set(CUDNN_ATTR_OPERATION_GENSTATS_SQSUMDESC, at(squares))
+      .finalize();
+  state_->operations.push_back(std::move(op));
+}
+
 void CudnnGraph::bias(int x, int b, int y) {
   state_->parts.push_back(pointwise(CUDNN_POINTWISE_ADD));
   Descriptor op(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);

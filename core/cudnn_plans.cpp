@@ -159,7 +159,7 @@ class BackendPlan final : public CudnnPlan {
   void execute(CudaLane& lane, int device, const std::vector<void*>& pointers) const override {
     void* workspace = lane.workspace_of(workspace_, device);
     Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-    const int64_t n = static_cast<int64_t>(pointers.size());
+    const int64_t n = static_cast<int64_t>(uids_.size());
     pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, n, pointers.data())
         .set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, n, uids_.data())
         .set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace)
@@ -167,6 +167,7 @@ class BackendPlan final : public CudnnPlan {
     cudnn_check(cudnnBackendExecute(lane.cudnn, plan_.raw(), pack.raw()), "cudnnBackendExecute");
   }
   size_t workspace() const override { return workspace_; }
+  size_t tensors() const override { return uids_.size(); }
   const std::string& name() const override { return name_; }
   bool tensor_cores() const override { return tensor_cores_; }
 
@@ -238,7 +239,8 @@ class WorkspaceOfSearch {
 // timed; null: none.
 std::unique_ptr<BackendPlan> fastest(CudaContext& cuda, DType dtype, const PlanRules& rules,
                                      const std::vector<CudnnGraph>& forms, size_t most, size_t offered,
-                                     const std::vector<void*>& pointers, std::string& why) {
+                                     const std::vector<void*>& pointers,
+                                     const std::function<void(const CudnnPlan&)>& rest, std::string& why) {
   std::unique_ptr<BackendPlan> best;
   float best_us = 0;
   const auto time_of = [&](const BackendPlan& plan) -> std::optional<float> {
@@ -246,7 +248,10 @@ std::unique_ptr<BackendPlan> fastest(CudaContext& cuda, DType dtype, const PlanR
       why = str("a plan needs ", plan.workspace(), " bytes of workspace, the limit is ", rules.workspace_limit);
       return {};
     }
-    const auto run = [&] { plan.execute(cuda.main, cuda.device, pointers); };
+    const auto run = [&] {
+      plan.execute(cuda.main, cuda.device, pointers);
+      if (rest) rest(plan);
+    };
     try {
       if (tune_mode() != TuneMode::off) return time_on_device(cuda, run, best_us);
       run();
@@ -287,13 +292,14 @@ std::unique_ptr<BackendPlan> fastest(CudaContext& cuda, DType dtype, const PlanR
 }
 
 std::unique_ptr<BackendPlan> search(CudaContext& cuda, const std::string& what, DType dtype, const PlanRules& rules,
-                                    const std::vector<CudnnGraph>& forms, const std::vector<void*>& pointers) {
+                                    const std::vector<CudnnGraph>& forms, const std::vector<void*>& pointers,
+                                    const std::function<void(const CudnnPlan&)>& rest) {
   const size_t first = tune_mode() == TuneMode::full ? 40 : tune_mode() == TuneMode::fast ? 8 : 2;
   const WorkspaceOfSearch workspace(cuda.main);
   cuda.join();  // nothing beside what is timed
   std::string why = "none offered";
   for (const size_t offered : {3 * first, size_t{200}})  // further ones only while none works
-    if (auto best = fastest(cuda, dtype, rules, forms, first, offered, pointers, why)) return best;
+    if (auto best = fastest(cuda, dtype, rules, forms, first, offered, pointers, rest, why)) return best;
   fail(what, ": cuDNN has no plan for this problem (", why, ")");
 }
 
@@ -312,7 +318,8 @@ void restore_group(CudaContext& cuda, const std::string& group, PlanMap& to) {
 
 std::shared_ptr<const CudnnPlan> best_plan(Context& ctx, const std::string& what, int64_t batch, DType dtype,
                                            const std::function<std::vector<CudnnGraph>()>& forms,
-                                           const std::vector<void*>& pointers) {
+                                           const std::vector<void*>& pointers,
+                                           const std::function<void(const CudnnPlan&)>& rest) {
   thread_local std::map<std::string, std::shared_ptr<const CudnnPlan>> plans;  // in use
   thread_local std::map<std::pair<int, TuneMode>, PlanMap> restored;           // null: it did not work, or is in use
   CudaContext& cuda = ctx.cuda();
@@ -328,7 +335,7 @@ std::shared_ptr<const CudnnPlan> best_plan(Context& ctx, const std::string& what
   std::unique_ptr<BackendPlan> found;
   if (const auto it = ready.find(key); it != ready.end()) found = std::move(it->second);
   if (!found) {
-    found = search(cuda, what, dtype, rules, forms(), pointers);
+    found = search(cuda, what, dtype, rules, forms(), pointers, rest);
     disk_cache(cuda).store(key, found->save());
   }
   note_plan({what, found->name(), found->tensor_cores()});

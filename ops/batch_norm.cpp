@@ -5,6 +5,7 @@
 #include "ops/batch_norm.h"
 
 #include <cmath>
+#include <utility>
 
 #include "core/parallel.h"
 #include "ops/pool.h"
@@ -181,6 +182,7 @@ struct BatchNorm final : Op {
   BatchNormOptions options;
   RunningStats running;  // constants of the graph
   BatchNormTail tail;    // on CUDA only, where the same passes do its work
+  std::shared_ptr<ChannelSums> sums;  // null: none to come
   Saved x_, gamma_, beta_;
   Tensor mean_, invstd_;  // [c], as used
 
@@ -222,7 +224,8 @@ struct BatchNorm final : Op {
     const Tensor x = in[0], gamma = in[1], beta = in[2], y = Tensor::empty(out, ctx.device());
     mean_ = Tensor::empty_like(gamma), invstd_ = Tensor::empty_like(gamma);
     if constexpr (kCudaBuild) {
-      if (ctx.is_cuda()) batch_norm_forward_cuda(ctx, options, x, gamma, beta, running, y, mean_, invstd_, tail);
+      if (ctx.is_cuda()) batch_norm_forward_cuda(ctx, options, x, gamma, beta, running, y, mean_, invstd_, tail,
+                                sums ? std::exchange(sums->at, {}) : Tensor());
     }
     if (!ctx.is_cuda()) {
       dispatch_floating(x.dtype(), name(), [&]<class T>() {
@@ -346,9 +349,10 @@ const OpInfo batch_norm_info{"batch_norm",
                              samples,
                              {ArgTag::by_tag, ArgTag::keep, ArgTag::keep}};
 
-std::unique_ptr<Op> make_batch_norm(const RunningStats& running, const BatchNormOptions& options, BatchNormTail tail) {
+std::unique_ptr<Op> make_batch_norm(const RunningStats& running, const BatchNormOptions& options, BatchNormTail tail,
+                                    std::shared_ptr<ChannelSums> sums) {
   auto op = std::make_unique<BatchNorm>();
-  op->options = options, op->running = running, op->tail = tail;
+  op->options = options, op->running = running, op->tail = tail, op->sums = std::move(sums);
   return op;
 }
 

@@ -7,10 +7,13 @@
 
 namespace ht {
 
-// Writes y and the mean and 1 / sqrt(var + eps) that it used; updates the running statistics as ops.h says.
+// Writes y and the mean and 1 / sqrt(var + eps) that it used; updates the running statistics as ops.h says. `sums` of x
+// and of x^2 spare training a pass, where they are defined.
 void batch_norm_forward_cuda(Context& ctx, const BatchNormOptions& options, const Tensor& x, const Tensor& gamma,
                              const Tensor& beta, const RunningStats& running, const Tensor& y, const Tensor& mean,
-                             const Tensor& invstd, BatchNormTail tail);
+                             const Tensor& invstd, BatchNormTail tail, const Tensor& sums);
+// That pass alone, added to `sums` [2, c]: for its time.
+void batch_norm_sums_cuda(Context& ctx, const Tensor& x, const Tensor& sums);
 // Undefined dx, dgamma or dbeta are not wanted. `training`: the statistics depend on x.
 void batch_norm_backward_cuda(Context& ctx, bool training, const Tensor& x, const Tensor& gamma, const Tensor& beta,
                               const Tensor& mean, const Tensor& invstd, const Tensor& dy, const Tensor& dx,

@@ -47,7 +47,7 @@ template <class T>
 struct Statistics {
   using A = acc_t<T>;
   PairSums<A> sums;               // none in evaluation
-  const T* first;                 // the row that deviations were taken from
+  const T* first;                 // the row that deviations were taken from; null: they are from 0
   double share, unbiased;         // 1 / n and n / (n - 1)
   double eps, momentum;           // of the running statistics
   A *running_mean, *running_var;  // may be null in training
@@ -62,7 +62,7 @@ struct Statistics {
   }
   __device__ __forceinline__ void at(int64_t c, A& m, A& var) const {
     if (sums.at)
-      of_batch(load_as(first[c]), sums.first(c), sums.second(c), m, var);
+      of_batch(first ? load_as(first[c]) : A(0), sums.first(c), sums.second(c), m, var);
     else
       m = running_mean[c], var = running_var[c];
   }
@@ -70,8 +70,8 @@ struct Statistics {
   template <int N>
   __device__ __forceinline__ void load(int64_t c, A (&m)[N], A (&inv)[N]) const {
     if (sums.at) {
-      A from[N], sum[N], squares[N];
-      load_pack<T, N>(first + c, from);
+      A from[N] = {}, sum[N], squares[N];
+      if (first) load_pack<T, N>(first + c, from);
       load_channels<N>(sums.at + c, sum);
       load_channels<N>(sums.at + sums.channels + c, squares);
 #pragma unroll
@@ -179,8 +179,8 @@ __global__ void __launch_bounds__(kThreads, kNormaliseBlocks)
 
 template <class T, int N>
 void forward(Context& ctx, const BatchNormOptions& o, const Tensor& x, const Tensor& gamma, const Tensor& beta,
-             const RunningStats& running, const Tensor& y, const Tensor& mean, const Tensor& invstd,
-             BatchNormTail tail) {
+             const RunningStats& running, const Tensor& y, const Tensor& mean, const Tensor& invstd, BatchNormTail tail,
+             const Tensor& sums) {
   using A = acc_t<T>;
   CudaContext& cuda = ctx.cuda();
   const Geometry all = geometry_of(x, {}), g = geometry_of(x, tail);
@@ -198,7 +198,10 @@ void forward(Context& ctx, const BatchNormOptions& o, const Tensor& x, const Ten
       mean.data<A>(),
       invstd.data<A>()};
   Tensor partial;
-  if (o.training) {
+  if (o.training && sums.defined()) {
+    statistics.sums = {sums.data<A>(), all.channels, 1, nullptr};
+    statistics.first = nullptr;
+  } else if (o.training) {
     const Launch launch = launch_for(cuda, all.rows, all.channels / N, kMomentBlocks);
     statistics.sums = make_pair_sums<A>(ctx, launch, all.channels, partial);
     moments_kernel<T, N><<<launch.grid, launch.block, 0, cuda.stream()>>>(all, x.data<T>(), statistics.sums);
@@ -219,10 +222,21 @@ void forward(Context& ctx, const BatchNormOptions& o, const Tensor& x, const Ten
 
 void batch_norm_forward_cuda(Context& ctx, const BatchNormOptions& options, const Tensor& x, const Tensor& gamma,
                              const Tensor& beta, const RunningStats& running, const Tensor& y, const Tensor& mean,
-                             const Tensor& invstd, BatchNormTail tail) {
+                             const Tensor& invstd, BatchNormTail tail, const Tensor& sums) {
   if (x.numel() == 0) return mean.fill_(0), invstd.fill_(1 / std::sqrt(options.eps));
   dispatch_packs({x, y, gamma, beta}, x.shape().back(), [&]<class T, int N>() {
-    forward<T, N>(ctx, options, x, gamma, beta, running, y, mean, invstd, tail);
+    forward<T, N>(ctx, options, x, gamma, beta, running, y, mean, invstd, tail, sums);
+  });
+}
+
+void batch_norm_sums_cuda(Context& ctx, const Tensor& x, const Tensor& sums) {
+  dispatch_packs({x}, x.shape().back(), [&]<class T, int N>() {
+    using A = acc_t<T>;
+    const Geometry g = geometry_of(x, {});
+    const Launch launch = launch_for(ctx.cuda(), g.rows, g.channels / N, kMomentBlocks);
+    moments_kernel<T, N><<<launch.grid, launch.block, 0, ctx.cuda().stream()>>>(
+        g, x.data<T>(), PairSums<A>{sums.data<A>(), g.channels, 0, nullptr});
+    HT_LAUNCHED("batch_norm moments");
   });
 }
 

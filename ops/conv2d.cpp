@@ -12,7 +12,7 @@ namespace ht {
 
 namespace {
 struct Conv2d final : Op {
-  explicit Conv2d(const Conv2dOptions& o) : options(o) {}
+  explicit Conv2d(const Conv2dOptions& o, std::shared_ptr<ChannelSums> s = {}) : options(o), sums(std::move(s)) {}
   const OpInfo& info() const override { return conv2d_info; }
 
   TensorSpec infer(Inputs in) const override {
@@ -48,7 +48,7 @@ struct Conv2d final : Op {
     const Tensor bias = in.size() > 2 ? in[2] : Tensor();
     const Conv2dShape s = shape_of(x, w);
     if constexpr (kCudaBuild) {
-      if (ctx.is_cuda()) conv2d_forward_cuda(ctx, s, x, w, bias, y);
+      if (ctx.is_cuda()) conv2d_forward_cuda(ctx, s, x, w, bias, y, sums ? &sums->at : nullptr);
     }
     if (!ctx.is_cuda()) {
       if (s.pointwise())
@@ -112,6 +112,7 @@ struct Conv2d final : Op {
   }
 
   Conv2dOptions options;
+  std::shared_ptr<ChannelSums> sums;  // null: not wanted
   Saved x_, w_;
 };
 
@@ -144,7 +145,9 @@ std::vector<Sample> samples() {
 
 const OpInfo conv2d_info{"conv2d", AmpTag::allow, "tensor cores: half in and out, FP32 accumulation", samples};
 
-std::unique_ptr<Op> make_conv2d(const Conv2dOptions& options) { return std::make_unique<Conv2d>(options); }
+std::unique_ptr<Op> make_conv2d(const Conv2dOptions& options, std::shared_ptr<ChannelSums> sums) {
+  return std::make_unique<Conv2d>(options, std::move(sums));
+}
 
 Var conv2d(const Var& x, const Var& weight, const Conv2dOptions& options) { return conv2d(x, weight, {}, options); }
 

@@ -5,6 +5,7 @@
 #include "core/arithmetic.h"
 #include "core/cudnn_graph.h"
 #include "core/tuning.h"
+#include "ops/batch_norm.h"
 #include "ops/conv2d_kernels.h"
 #include "ops/gemm.h"
 #include "ops/pad_channels.h"
@@ -14,11 +15,14 @@ namespace ht {
 namespace {
 // The convolution graph alone and followed by an identity: the second form brings in cuDNN's run-time compiled engine,
 // which its heuristics do not offer for the first, and which is often the faster one at small batches.
-std::vector<CudnnGraph> forms(ConvKind kind, const Conv2dShape& s, const Tensor& x, const Tensor& w, const Tensor& y) {
+// `sums`: also, as a third form, with the sums of y and y^2 a channel, two tensors more.
+std::vector<CudnnGraph> forms(ConvKind kind, const Conv2dShape& s, const Tensor& x, const Tensor& w, const Tensor& y,
+                              bool sums) {
   std::vector<CudnnGraph> graphs;
   const DType compute = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  for (const bool identity : {false, true}) {
-    if (identity && !is_half(x.dtype())) continue;
+  for (const int form : {0, 1, 2}) {
+    const bool identity = form == 1, with_sums = form == 2;
+    if ((identity && !is_half(x.dtype())) || (with_sums && !sums)) continue;
     CudnnGraph g;
     const Tensor* tensors[] = {&x, &w, &y};
     const int result = kind == ConvKind::forward ? 2 : kind == ConvKind::data_gradient ? 0 : 1;
@@ -28,6 +32,11 @@ std::vector<CudnnGraph> forms(ConvKind kind, const Conv2dShape& s, const Tensor&
     if (identity) ids[result] = g.tensor(tensors[result]->shape(), DType::f32, true);
     g.convolution(kind, ids[0], ids[1], ids[2], {s.stride, s.padding, s.dilation}, compute);
     if (identity) g.identity(ids[result], last);
+    if (with_sums) {
+      const Shape channels{1, 1, 1, s.out};
+      const int sum = g.tensor(channels, DType::f32), squares = g.tensor(channels, DType::f32);
+      g.channel_sums(last, sum, squares);
+    }
     graphs.push_back(std::move(g));
   }
   return graphs;
@@ -42,10 +51,27 @@ void run(Context& ctx, ConvKind kind, const Conv2dShape& s, const Tensor& x, con
          bool beside = false) {
   const std::vector<void*> pointers{x.data(), w.data(), y.data()};
   const auto plan = best_plan(
-      ctx, describe(kind, s, x, w), s.n, x.dtype(), [&] { return forms(kind, s, x, w, y); }, pointers);
+      ctx, describe(kind, s, x, w), s.n, x.dtype(), [&] { return forms(kind, s, x, w, y, false); }, pointers);
   CudaContext& cuda = ctx.cuda();
   const auto execute = [&](CudaLane& lane) { plan->execute(lane, cuda.device, pointers); };
   beside ? cuda.beside({x, w, y}, execute) : execute(cuda.main);
+}
+
+// The forward convolution and, where the fastest plan makes them, the sums of y and y^2 a channel; else `sums` becomes
+// undefined, since a pass over y makes them sooner.
+void run_with_sums(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& w, const Tensor& y,
+                   Tensor& sums) {
+  sums = Tensor::empty({2, s.out}, DType::f32, x.device());
+  const std::vector<void*> pointers{x.data(), w.data(), y.data(), sums.data(), sums.rows(1, 2).data()};
+  const auto has_sums = [&](const CudnnPlan& plan) { return plan.tensors() == pointers.size(); };
+  const auto plan = best_plan(
+      ctx, describe(ConvKind::forward, s, x, w) + ", sums", s.n, x.dtype(),
+      [&] { return forms(ConvKind::forward, s, x, w, y, true); }, pointers,
+      [&](const CudnnPlan& p) {
+        if (!has_sums(p)) batch_norm_sums_cuda(ctx, y, sums);
+      });
+  plan->execute(ctx.cuda().main, ctx.cuda().device, pointers);
+  if (!has_sums(*plan)) sums = {};
 }
 
 int64_t round8(int64_t n) { return (n + 7) / 8 * 8; }
@@ -134,11 +160,14 @@ void for_parts(const Conv2dShape& s, const Tensor& x, const Tensor& y, F&& f) {
 }  // namespace
 
 void conv2d_forward_cuda(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& weight, const Tensor& bias,
-                         const Tensor& y) {
+                         const Tensor& y, Tensor* sums) {
   if (y.numel() == 0) return;
   if (s.pointwise())
     return gemm(ctx, {.m = s.n * s.h * s.w, .n = s.out, .k = s.in, .transpose_b = true}, x, weight, y, bias);
   const Tensor w = aligned(weight);
+  if (sums && is_half(x.dtype()) && !bias.defined() && s.in % 8 == 0 && s.out % 8 == 0 && !deterministic() &&
+      s.n <= images_at_once(s, x.dtype()))
+    return run_with_sums(ctx, s, aligned(x), w, y, *sums);
   for_parts(s, aligned(x), y, [&](const Conv2dShape& part, const Tensor& px, const Tensor& py) {
     run_any(ctx, ConvKind::forward, part, px, w, py);
   });

@@ -18,8 +18,8 @@ std::vector<Tensor> gather(const Fused::Part& part, Inputs in, const Tensor& pre
 }  // namespace
 
 void Fused::add_batch_norm(Device device, const RunningStats& running, const BatchNormOptions& options,
-                           BatchNormTail tail, int x, int gamma, int beta) {
-  add(make_batch_norm(running, options, device.is_cuda() ? tail : BatchNormTail{}), {x, gamma, beta});
+                           BatchNormTail tail, int x, int gamma, int beta, std::shared_ptr<ChannelSums> sums) {
+  add(make_batch_norm(running, options, device.is_cuda() ? tail : BatchNormTail{}, std::move(sums)), {x, gamma, beta});
   if (device.is_cuda()) return;
   if (tail.relu) add(make_relu(), {kPrevious});
   if (tail.pool) add(make_max_pool2d({}), {kPrevious});
@@ -164,8 +164,9 @@ Var fused_conv_norm(const OpInfo& info, BatchNormTail tail, const Var& x, const 
                     const Var& gamma, const Var& beta, const RunningStats& running, const Conv2dOptions& conv,
                     const BatchNormOptions& options) {
   Fused op(info);
-  op.add(make_conv2d(conv), bias ? std::vector{0, 1, 4} : std::vector{0, 1});
-  op.add_batch_norm(x.device(), running, options, tail, Fused::kPrevious, 2, 3);
+  const auto sums = options.training && !bias ? std::make_shared<ChannelSums>() : nullptr;
+  op.add(make_conv2d(conv, sums), bias ? std::vector{0, 1, 4} : std::vector{0, 1});
+  op.add_batch_norm(x.device(), running, options, tail, Fused::kPrevious, 2, 3, sums);
   return bias ? apply(std::move(op), {x, weight, gamma, beta, bias}) : apply(std::move(op), {x, weight, gamma, beta});
 }
 

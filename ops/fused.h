@@ -19,9 +19,9 @@ class Fused final : public Op {
 
   explicit Fused(const OpInfo& info) : info_(&info) {}
   void add(std::unique_ptr<Op> op, std::vector<int> inputs) { parts_.push_back({std::move(op), std::move(inputs)}); }
-  // Batch norm and what follows it, as fits the device. `x`, `gamma` and `beta` as in Part::inputs.
+  // Batch norm and what follows it, as fits the device. `x`, `gamma` and `beta` as in Part::inputs; `sums` may be null.
   void add_batch_norm(Device device, const RunningStats& running, const BatchNormOptions& options, BatchNormTail tail,
-                      int x, int gamma, int beta);
+                      int x, int gamma, int beta, std::shared_ptr<ChannelSums> sums = {});
 
   const OpInfo& info() const override { return *info_; }
   TensorSpec infer(Inputs in) const override;

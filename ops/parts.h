@@ -14,10 +14,16 @@ struct BatchNormTail {
   bool pool = false;  // needs relu and x [n, h, w, c]
 };
 
+// From a convolution to the batch norm behind it, within a fused op on CUDA: sums of y and of y^2 a channel, [2, c]
+// f32, where the convolution's own kernel makes them; else undefined.
+struct ChannelSums {
+  Tensor at;
+};
+
 // A tail needs CUDA.
 std::unique_ptr<Op> make_batch_norm(const RunningStats& running, const BatchNormOptions& options,
-                                    BatchNormTail tail = {});
-std::unique_ptr<Op> make_conv2d(const Conv2dOptions& options);
+                                    BatchNormTail tail = {}, std::shared_ptr<ChannelSums> sums = {});
+std::unique_ptr<Op> make_conv2d(const Conv2dOptions& options, std::shared_ptr<ChannelSums> sums = {});
 std::unique_ptr<Op> make_max_pool2d(const Pool2dOptions& options);
 std::unique_ptr<Op> make_relu();
 

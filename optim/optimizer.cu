@@ -18,6 +18,7 @@ __device__ double block_sum(double value) {
 // Are all gradients finite? Their squares, a sum a block, go to `partial` unless that is null.
 __global__ void __launch_bounds__(kBlock)
     inspect_kernel(const __grid_constant__ TensorTable table, StepRecord* record, double* partial) {
+  let_next_start();
   double squares = 0;
   for_chunks(table, [&](int t, int64_t begin, int64_t end) {
     bool bad = false;
@@ -52,6 +53,8 @@ __global__ void __launch_bounds__(kBlock)
 __global__ void __launch_bounds__(kBlock)
     judge_kernel(StepRecord* record, const ScalerState* states, int count, bool scaled, const double* partial,
                  int64_t partials, double max_norm) {
+  let_next_start();
+  wait_for_previous();
   double sum = 0;
   for (int64_t i = threadIdx.x; i < partials; i += kBlock) sum += partial[i];
   sum = block_sum(sum);
@@ -81,6 +84,8 @@ static_assert(sizeof(FinishTable) + sizeof(Scales) < 4000);
 // record->skip, so all blocks of all launches see the same verdict.
 __global__ void __launch_bounds__(kBlock) finish_kernel(const __grid_constant__ FinishTable table, StepRecord* record,
                                                         const __grid_constant__ Scales scales) {
+  let_next_start();
+  wait_for_previous();
   const bool skip = record && record->skip;
   if (blockIdx.x == 0) {
     for (int i = static_cast<int>(threadIdx.x); !skip && i < table.counters; i += kBlock) ++*table.counter[i];
@@ -133,8 +138,7 @@ void judge_gradients_cuda(std::span<const UpdateItem> items, const Tensor& recor
           if (norm) used += blocks;
         });
   const auto* states = j.states ? reinterpret_cast<const ScalerState*>(j.states.data<uint8_t>()) : nullptr;
-  judge_kernel<<<1, kBlock, 0, cuda.stream()>>>(r, states, j.count, j.scaled, partial, used, j.max_norm);
-  HT_LAUNCHED("judge gradients");
+  launch_early(cuda, judge_kernel, 1, kBlock, r, states, j.count, j.scaled, partial, used, j.max_norm);
 }
 
 void finish_step_cuda(std::span<const UpdateItem> items, const Settlement& s) {
@@ -149,8 +153,7 @@ void finish_step_cuda(std::span<const UpdateItem> items, const Settlement& s) {
   FinishTable table;
   const auto launch = [&](bool last) {
     scales.last = last;
-    finish_kernel<<<static_cast<unsigned>(table.buffers) + 1, kBlock, 0, cuda.stream()>>>(table, record, scales);
-    HT_LAUNCHED("finish step");
+    launch_early(cuda, finish_kernel, static_cast<unsigned>(table.buffers) + 1, kBlock, table, record, scales);
     table.counters = table.buffers = 0;
   };
   const auto count = [&](int64_t* counter) {

@@ -85,6 +85,8 @@ __global__ void __launch_bounds__(kBlock)
     sgd_kernel(const __grid_constant__ TensorTable table, SgdOptions o, const double* rates, int64_t rate_count,
                const int64_t* applied, const StepRecord* record, double clip_value) {
   using A = acc_t<P>;
+  let_next_start();
+  wait_for_previous();
   if (record && record->skip) return;
   const GradTransform<A> transform = grad_transform<A>(record, clip_value);
   const double lr = rate_now(rates, rate_count, applied);
@@ -99,10 +101,8 @@ __global__ void __launch_bounds__(kBlock)
 void sgd_cuda(const SgdOptions& options, const Rate& rate, std::span<const UpdateItem> items, const GradRule& rule) {
   CudaContext& cuda = Context::of(rate.applied.device()).cuda();
   for_tables(cuda, items, [&]<class P>(const TensorTable& table, unsigned blocks) {
-    sgd_kernel<P><<<blocks, kBlock, 0, cuda.stream()>>>(table, options, rate.values.data<double>(), rate.values.numel(),
-                                                        rate.applied.data<int64_t>(), rule.on_device(),
-                                                        rule.clip_value);
-    HT_LAUNCHED("sgd");
+    launch_early(cuda, sgd_kernel<P>, blocks, kBlock, table, options, rate.values.data<double>(), rate.values.numel(),
+                 rate.applied.data<int64_t>(), rule.on_device(), rule.clip_value);
   });
 }
 

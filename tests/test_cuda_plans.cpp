@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "core/cudnn_graph.h"
 #include "core/tuning.h"
 #include "ops/ops.h"
 #include "tests/cuda_compare.h"
@@ -50,6 +51,73 @@ PlanChoice chosen(const std::string& op, const std::string& size) {
   return found;
 }
 }  // namespace
+
+TEST_CASE("cuda plans: a convolution's sums a channel are those of its output") {
+  HT_NEEDS_CUDA();
+  if constexpr (kCudaBuild) {
+    const Settings settings;
+    const int64_t n = 16, out = 64;
+    const Device device = Device::cuda();
+    const Tensor x = random({n, 16, 16, 64}, 1).to(DType::f16).to(device);
+    const Tensor w = random({out, 3, 3, 64}, 2).to(DType::f16).to(device);
+    const Tensor y = Tensor::empty({n, 16, 16, out}, DType::f16, device);
+    const Tensor sums = Tensor::zeros({2, out}, DType::f32, device);
+    const std::vector<void*> pointers{x.data(), w.data(), y.data(), sums.data(), sums.rows(1, 2).data()};
+    int rests = 0;
+    const auto form = [&] {
+      std::vector<CudnnGraph> graphs(1);
+      CudnnGraph& g = graphs[0];
+      const int gx = g.tensor(x.shape(), DType::f16), gw = g.tensor(w.shape(), DType::f16);
+      const int gy = g.tensor(y.shape(), DType::f16);
+      g.convolution(ConvKind::forward, gx, gw, gy, {1, 1, 1});
+      const Shape channels{1, 1, 1, out};
+      const int sum = g.tensor(channels, DType::f32), squares = g.tensor(channels, DType::f32);
+      g.channel_sums(gy, sum, squares);
+      return graphs;
+    };
+    Context& ctx = Context::of(device);
+    const auto plan =
+        best_plan(ctx, "conv2d forward, sums", n, DType::f16, form, pointers, [&](const CudnnPlan&) { ++rests; });
+    CHECK(plan->tensors() == 5);
+    CHECK(rests > 0);  // was timed with the plans
+    plan->execute(ctx.cuda().main, device.index, pointers);
+    const std::vector<double> values = y.to_vector(), found = sums.to_vector();
+    std::vector<double> expected(2 * out);
+    for (size_t i = 0; i < values.size(); ++i) {
+      expected[i % out] += values[i];
+      expected[out + i % out] += values[i] * values[i];
+    }
+    for (size_t c = 0; c < out; ++c) {
+      CHECK(found[c] == doctest::Approx(expected[c]).epsilon(1e-3).scale(std::sqrt(expected[out + c])));
+      CHECK(found[out + c] == doctest::Approx(expected[out + c]).epsilon(1e-3));
+    }
+  }
+}
+
+// The op takes the sums where the search finds them faster: the statistics are the same either way.
+TEST_CASE("cuda plans: conv_bn_relu with the convolution's sums and without") {
+  HT_NEEDS_CUDA();
+  const Settings settings;
+  const Device device = Device::cuda();
+  const auto statistics = [&](TuneMode mode, DType dtype) {
+    set_tune_mode(mode);
+    const no_grad guard;
+    const RunningStats running{Tensor::zeros({64}, DType::f32, device), Tensor::full({64}, 1, DType::f32, device), {}};
+    const auto input = [&](const Shape& s, uint64_t stream) {
+      return random(s, stream).to(DType::f16).to(dtype).to(device);
+    };
+    const Tensor ones = Tensor::full({64}, 1, DType::f32, device), zeros = Tensor::zeros({64}, DType::f32, device);
+    const Var y = conv_bn_relu(input({64, 32, 32, 64}, 1), input({64, 3, 3, 64}, 2), {}, ones, zeros, running,
+                               {.padding = 1}, {.momentum = 1});
+    return std::vector{y.value().to(Device::cpu()), running.mean.to(Device::cpu()), running.var.to(Device::cpu())};
+  };
+  const auto expected = statistics(TuneMode::off, DType::f32), plain = statistics(TuneMode::off, DType::f16);
+  const auto tuned = statistics(TuneMode::fast, DType::f16);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    CHECK(distance(plain[i], expected[i], 1e-2) <= 2e-3);
+    CHECK(distance(tuned[i], expected[i], 1e-2) <= 2e-3);
+  }
+}
 
 TEST_CASE("cuda plans: FP32 keeps off Tensor Cores unless TF32 is on; half uses them") {
   HT_NEEDS_CUDA();
