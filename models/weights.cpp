@@ -71,9 +71,9 @@ VggShapes vgg_shapes(const SafeTensors& file, bool ema) {
     if (rest.starts_with("features.")) out.features.push_back(entry.spec.shape);
     if (rest.starts_with("classifier.")) out.classifier.push_back(entry.spec.shape);
   }
-  const bool whole = !out.classifier.empty() && std::all_of(out.features.begin(), out.features.end(), [](auto& shape) {
-    return shape.rank() == 4 && shape.numel() > 0;
-  });
+  const bool whole = !out.features.empty() && !out.classifier.empty() &&
+                     std::all_of(out.features.begin(), out.features.end(),
+                                 [](auto& shape) { return shape.rank() == 4 && shape.numel() > 0; });
   check(whole, "weights: '", file.path(), "' is of no VGG network: its features are no convolutions or no classifier ",
         "follows; halftone inspect lists what it has");
   return out;
@@ -116,18 +116,22 @@ LoadedNetwork load_network(const std::string& path, const NetworkOptions& option
   if (width == 0) width = static_cast<double>(channels) / 512;
 
   LoadedNetwork out{.model = {}, .name = {}, .classes = last[0], .image = 32, .class_names = facts.class_names};
-  if (!shapes.bias) {
-    out.name = "vgg16";
-    out.model = vgg16({.classes = out.classes, .width = width});
-  } else {
-    const double columns = static_cast<double>(first.numel() / std::max<int64_t>(first[0], 1));
-    const auto side = std::llround(std::sqrt(columns / static_cast<double>(channels)));
-    out.image = 32 * std::max<int64_t>(side, 1);
-    VggOptions o{.depth = static_cast<int>(shapes.features.size()) + 3, .batch_norm = shapes.batch_norm};
-    o.classes = out.classes, o.width = width, o.image = out.image;
-    o.hidden = shapes.classifier.size() == 1 ? 0 : std::llround(static_cast<double>(first[0]) / width);
-    out.name = str("vgg", o.depth, o.batch_norm ? "_bn" : "");
-    out.model = vgg(o);
+  try {
+    if (!shapes.bias) {
+      out.name = "vgg16";
+      out.model = vgg16({.classes = out.classes, .width = width});
+    } else {
+      const double columns = static_cast<double>(first.numel() / std::max<int64_t>(first[0], 1));
+      const auto side = std::llround(std::sqrt(columns / static_cast<double>(channels)));
+      out.image = 32 * std::max<int64_t>(side, 1);
+      VggOptions o{.depth = static_cast<int>(shapes.features.size()) + 3, .batch_norm = shapes.batch_norm};
+      o.classes = out.classes, o.width = width, o.image = out.image;
+      o.hidden = shapes.classifier.size() == 1 ? 0 : std::llround(static_cast<double>(first[0]) / width);
+      out.name = str("vgg", o.depth, o.batch_norm ? "_bn" : "");
+      out.model = vgg(o);
+    }
+  } catch (const Error& e) {
+    fail("weights: '", path, "' is of no network that is known here: ", e.what());
   }
   if (width != 1) out.name += str(" width ", width);
   load_from(out.model, file, options.ema);

@@ -147,6 +147,12 @@ TEST_CASE("load_network finds the network that a file is of") {
   CHECK(contains(error_with({{"layer.weight", Tensor::zeros({2, 2})}}, {}),
                  "is of no VGG network: it has no features.0.weight; halftone inspect lists what it has"));
   CHECK(contains(error_with({{"features.0.weight", Tensor::zeros({2, 2})}}, {}), "its features are no convolutions"));
+  CHECK(contains(error_with({{"features.0.weight", Tensor::zeros({8})}}, {}), "its features are no convolutions"));
+  StateDict deeper = state;
+  deeper["features.99.weight"] = Tensor::zeros({8, 8, 3, 3});
+  CHECK(
+      error_with(deeper, {}) ==
+      str("weights: '", path, "' is of no network that is known here: vgg: depth 17 is unknown; use 11, 13, 16 or 19"));
   CHECK(contains(error_with(state, {{"halftone.config", "{"}}), str("weights: '", path, "': its metadata is damaged")));
   CHECK(contains(error_with(state, {{"halftone.config", R"({"--width": 1})"}}), "mismatched [features.0.weight"));
 }
