@@ -2,7 +2,7 @@
 // by CUPTI (CUDA's tracing library) in steps that run as they are on one stream, and beside them the whole step as one
 // graph on two, without a profiler. The limit of an op is the larger of its bytes over the memory's rate and its
 // products over the rate of a large matrix product, both measured here.
-//   bench_profile_step [--method amp] [--batch 512] [--steps 5] [--bare] [--kernels] [--timeline]
+//   bench_profile_step [--method amp] [--batch 512] [--steps 5] [--bare] [--kernels]
 #include <cuda_runtime.h>
 #include <cupti.h>
 
@@ -87,11 +87,10 @@ struct Trace {
   struct Work {
     std::string kernel;
     uint64_t start, end;  // ns
-    uint32_t stream;
-    double us() const { return static_cast<double>(end - start) / 1000; }
+    uint32_t correlation;
   };
-  std::unordered_map<uint32_t, std::vector<Work>> works;  // by correlation
-  std::unordered_map<uint32_t, uint64_t> ranges;          // correlation -> range + 1; the innermost came last
+  std::vector<Work> works;
+  std::unordered_map<uint32_t, uint64_t> ranges;  // correlation -> range + 1; the innermost came last
 
   static Trace& current() {
     static Trace trace;
@@ -110,7 +109,7 @@ void CUPTIAPI take_buffer(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t v
   CUpti_Activity* record = nullptr;
   while (cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_SUCCESS) {
     const auto add = [&](const auto& r, const char* name) {
-      trace.works[r.correlationId].push_back({name, r.start, r.end, r.streamId});
+      trace.works.push_back({name, r.start, r.end, r.correlationId});
     };
     if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
       const auto* k = reinterpret_cast<const CUpti_ActivityKernel10*>(record);
@@ -129,20 +128,23 @@ void CUPTIAPI take_buffer(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t v
   std::free(buffer);
 }
 
-// Gives each range its own work; 0 collects what no range had queued.
+// Gives each range its own work; `outside` collects what no range had queued. A kernel that starts while the one before
+// it still runs (programmatic launch) waits for that one: its time counts from there.
 void settle(Recorder& recorder, Entry& outside) {
   CUPTI(cuptiActivityFlushAll(1));
   Trace& trace = Trace::current();
-  std::map<uint32_t, std::vector<Trace::Work>> in_order(trace.works.begin(), trace.works.end());
+  std::sort(trace.works.begin(), trace.works.end(), [](const auto& a, const auto& b) { return a.start < b.start; });
   outside.us.push_back(0);
   outside.kernels.clear();
-  for (const auto& [correlation, works] : in_order) {
-    const auto it = trace.ranges.find(correlation);
+  uint64_t until = 0;
+  for (const Trace::Work& work : trace.works) {
+    const auto it = trace.ranges.find(work.correlation);
     Entry& e = it == trace.ranges.end() ? outside : recorder.entries[it->second - 1];
-    for (const Trace::Work& work : works) {
-      e.us.back() += work.us();
-      e.kernels.push_back(ht::str(work.us(), " ", work.kernel));
-    }
+    const uint64_t from = std::max(work.start, until);
+    const double us = work.end > from ? static_cast<double>(work.end - from) / 1000 : 0;
+    until = std::max(until, work.end);
+    e.us.back() += us;
+    e.kernels.push_back(ht::str(us, " ", work.kernel));
   }
   trace = {};
 }
@@ -230,32 +232,7 @@ void print_table(const std::vector<Entry>& entries, double bandwidth, double rat
     if (us > 0) std::printf("%9.1f us %5.1f%%  %s\n", us, 100 * us / sum, kind.c_str());
 }
 
-// One replay of the graph: how long the device worked, on one stream or two, and waited. `all`: every kernel.
-void print_timeline(bench::Vgg16Step& step, ht::Context& context, bool all) {
-  step();
-  context.synchronize();
-  CUPTI(cuptiActivityFlushAll(1));
-  std::vector<Trace::Work> works;
-  for (const auto& [correlation, list] : std::exchange(Trace::current(), {}).works)
-    works.insert(works.end(), list.begin(), list.end());
-  if (works.empty()) return;
-  std::sort(works.begin(), works.end(), [](const auto& a, const auto& b) { return a.start < b.start; });
-  uint64_t until = works[0].start, busy = 0, sum = 0;
-  for (const Trace::Work& w : works) {
-    if (all)
-      std::printf("%10.2f %8.2f %8.2f  stream %u  %.100s\n", static_cast<double>(w.start - works[0].start) / 1000,
-                  w.us(), (static_cast<double>(w.start) - static_cast<double>(until)) / 1000, w.stream,
-                  w.kernel.c_str());
-    busy += std::max(w.end, until) - std::max(w.start, until);
-    sum += w.end - w.start;
-    until = std::max(w.end, until);
-  }
-  const double span = static_cast<double>(until - works[0].start) / 1000, worked = static_cast<double>(busy) / 1000;
-  std::printf("a replay under the profiler: %.1f us, of which %.1f with nothing running; %zu kernels, %.1f us in sum\n",
-              span, span - worked, works.size(), static_cast<double>(sum) / 1000);
-}
-
-void profile(const std::string& method, int64_t batch, int steps, bool bare, bool kernels, bool timeline) {
+void profile(const std::string& method, int64_t batch, int steps, bool bare, bool kernels) {
   ht::Context& context = ht::Context::of(ht::Device::cuda());
   bench::use_method(method);
   const double rate = gemm_rate(bench::dtype_of(method)), bandwidth = copy_rate();
@@ -268,22 +245,16 @@ void profile(const std::string& method, int64_t batch, int steps, bool bare, boo
     for (int i = 0; i < 10; ++i) step();
     context.synchronize();
     graph_ms = bench::window_ms(7, 20, step, [&] { context.synchronize(); })[3];
-
-    CUPTI(cuptiActivityRegisterCallbacks(give_buffer, take_buffer));
-    for (const CUpti_ActivityKind kind :
-         {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET})
-      CUPTI(cuptiActivityEnable(kind));
-    print_timeline(step, context, timeline);
   }
   context.cuda().overlap = false;
   bench::Vgg16Step step(method, batch, !bare, true);
   for (int i = 0; i < 5; ++i) step();
   context.synchronize();
-  CUPTI(cuptiActivityFlushAll(1));
-  Trace::current() = {};
 
+  CUPTI(cuptiActivityRegisterCallbacks(give_buffer, take_buffer));
   for (const CUpti_ActivityKind kind :
-       {CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_DRIVER, CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION})
+       {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET,
+        CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_DRIVER, CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION})
     CUPTI(cuptiActivityEnable(kind));
   Recorder recorder;
   Entry outside{"outside of all ranges", "", -1, -1, 0, 0, {}, {}, {}};
@@ -306,20 +277,19 @@ int main(int argc, char** argv) {
   std::string method = "amp";
   int64_t batch = 512;
   int steps = 5;
-  bool bare = false, kernels = false, timeline = false;
+  bool bare = false, kernels = false;
   app.add_option("--method", method)->check(CLI::IsMember(bench::kMethods));
   app.add_option("--batch", batch)->check(CLI::PositiveNumber);
   app.add_option("--steps", steps)->check(CLI::PositiveNumber);
   app.add_flag("--bare", bare, "a fixed batch, plain SGD");
   app.add_flag("--kernels", kernels, "also each kernel's time and name");
-  app.add_flag("--timeline", timeline, "also every kernel of a replay: start, time, since the last end (us), stream");
   CLI11_PARSE(app, argc, argv);
   if (ht::cuda_device_count() == 0) {
     std::puts("SKIPPED: no CUDA device");
     return 0;
   }
   return ht::models::run_program("bench_profile_step", [&] {
-    profile(method, batch, steps, bare, kernels, timeline);
+    profile(method, batch, steps, bare, kernels);
     return 0;
   });
 }

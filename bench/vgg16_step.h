@@ -16,14 +16,11 @@ namespace bench {
 class Vgg16Step {
  public:
   Vgg16Step(const std::string& method, int64_t batch, bool whole, bool eager)
-      : whole_(whole),
-        eager_(eager),
+      : eager_(eager),
         model_(make_model(method)),
         sgd_(model_.parameters(), sgd_options(whole)),
         amp_(ht::amp::initialize(model_, sgd_, {.level = level_of(method)})),
-        captured_(kDevice, [this](std::span<const ht::Tensor> xy) {
-          work(xy.empty() ? batch_ : ht::data::Batch{xy[0], xy[1]});
-        }) {
+        captured_(kDevice, [this](std::span<const ht::Tensor>) { work(); }) {
     if (whole) {
       sgd_.set_schedule(ht::optim::triangular_lr(10'000), 10'000);
       const int64_t images = std::max<int64_t>(10'000, 2 * batch);
@@ -42,18 +39,7 @@ class Vgg16Step {
     }
   }
 
-  void operator()() {
-    if (whole_) {
-      const ht::Range range("data", "batch");
-      if (!at_ || ++*at_ == train_->end()) {
-        at_.reset();
-        at_.emplace(train_->begin());
-      }
-      batch_ = **at_;
-    }
-    if (eager_) return work(batch_);
-    whole_ ? captured_({batch_.x, batch_.y}) : captured_({});
-  }
+  void operator()() { eager_ ? work() : captured_({}); }
 
  private:
   static inline const ht::Device kDevice = ht::Device::cuda();
@@ -68,19 +54,24 @@ class Vgg16Step {
     if (!whole) return {.lr = 0.01, .momentum = 0.9};
     return {.lr = 0.1, .momentum = 0.9, .nesterov = true, .weight_decay = 5e-4};
   }
-  void work(const ht::data::Batch& batch) {
+  ht::data::Batch next() {
+    if (!train_) return batch_;
+    const ht::Range range("data", "batch");
+    return train_->next();
+  }
+  void work() {
+    const ht::data::Batch batch = next();
     sgd_.zero_grad();
     amp_.backward(ht::cross_entropy(model_(batch.x), batch.y));
     sgd_.step();
   }
 
-  bool whole_, eager_;
+  bool eager_;
   ht::nn::Sequential model_;
   ht::optim::Sgd sgd_;
   ht::amp::Amp amp_;
   ht::CapturedStep captured_;
   std::optional<ht::data::Loader> train_;
-  std::optional<ht::data::Loader::Iterator> at_;
   ht::data::Batch batch_;
 };
 

@@ -9,15 +9,19 @@ constexpr int kPixelThreads = 256;
 
 template <class T>
 __global__ void __launch_bounds__(kPixelThreads)
-    augment_kernel(const uint8_t* images, const int32_t* labels, const int32_t* order, AugmentOptions options,
-                   const T* table, uint64_t seed, uint64_t epoch, int h, int w, T* x, int32_t* y) {
+    augment_kernel(const uint8_t* images, const int32_t* labels, const int32_t* order, int64_t* cursor, int64_t stride,
+                   AugmentOptions options, const T* table, uint64_t seed, int h, int w, T* x, int32_t* y) {
   __shared__ T values[3 * 256];
   __shared__ Augmentation a;
-  const int32_t index = order[blockIdx.x];
+  __shared__ int32_t index;
   for (int i = static_cast<int>(threadIdx.x); i < 3 * 256; i += kPixelThreads) values[i] = table[i];
   if (threadIdx.x == 0) {
-    a = augmentation(options, seed, epoch, index, h, w);
+    index = order[cursor[0] + blockIdx.x];
+    a = augmentation(options, seed, static_cast<uint64_t>(cursor[1]), index, h, w);
     y[blockIdx.x] = labels[index];
+    __threadfence();
+    // The last block to have read the cursor moves it.
+    if (atomicInc(reinterpret_cast<unsigned*>(cursor + 2), gridDim.x - 1) == gridDim.x - 1) cursor[0] += stride;
   }
   __syncthreads();
   const uint8_t* from = images + int64_t{index} * h * w * 3;
@@ -32,15 +36,15 @@ __global__ void __launch_bounds__(kPixelThreads)
 }
 }  // namespace
 
-void augment_cuda(const Tensor& images, const Tensor& labels, const Tensor& order, int64_t first,
-                  const AugmentOptions& options, const Tensor& table, uint64_t seed, uint64_t epoch, const Tensor& x,
-                  const Tensor& y) {
+void augment_cuda(const Tensor& images, const Tensor& labels, const Tensor& order, const Tensor& cursor, int64_t stride,
+                  const AugmentOptions& options, const Tensor& table, uint64_t seed, const Tensor& x, const Tensor& y) {
   if (y.numel() == 0) return;
   CudaContext& cuda = Context::of(x.device()).cuda();
   dispatch_floating(x.dtype(), "augment", [&]<class T>() {
     augment_kernel<<<static_cast<unsigned>(y.numel()), kPixelThreads, 0, cuda.stream()>>>(
-        images.data<uint8_t>(), labels.data<int32_t>(), order.data<int32_t>() + first, options, table.data<T>(), seed,
-        epoch, static_cast<int>(images.dim(1)), static_cast<int>(images.dim(2)), x.data<T>(), y.data<int32_t>());
+        images.data<uint8_t>(), labels.data<int32_t>(), order.data<int32_t>(), cursor.data<int64_t>(), stride, options,
+        table.data<T>(), seed, static_cast<int>(images.dim(1)), static_cast<int>(images.dim(2)), x.data<T>(),
+        y.data<int32_t>());
     HT_LAUNCHED("augment");
   });
 }

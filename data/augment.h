@@ -33,10 +33,14 @@ void check_augment(const AugmentOptions& options, int64_t h, int64_t w, std::str
 Tensor augment(const Tensor& images, std::span<const int32_t> indices, const AugmentOptions& options,
                const Tensor& table, uint64_t seed, uint64_t epoch);
 
-// The same on a CUDA device (data/augment.cu), for images, labels, order (i32) and table that live there: x [n, h, w,
-// 3] and y i32 [n] of images order[first] .. order[first + n - 1]. Bit for bit what augment gives.
-void augment_cuda(const Tensor& images, const Tensor& labels, const Tensor& order, int64_t first,
-                  const AugmentOptions& options, const Tensor& table, uint64_t seed, uint64_t epoch, const Tensor& x,
-                  const Tensor& y);
+// Which images of an order the next batch takes, on the device, where a captured step moves it: i64 [3], the first one,
+// the epoch, and a counter that is 0 between batches.
+inline constexpr int64_t kCursorSize = 3;
+
+// The same on a CUDA device (data/augment.cu), for images, labels, order (i32), cursor and table that live there: x [n,
+// h, w, 3] and y i32 [n] of the images order[first] .. order[first + n - 1]. Bit for bit what augment gives. Moves the
+// cursor's first image on by `stride`.
+void augment_cuda(const Tensor& images, const Tensor& labels, const Tensor& order, const Tensor& cursor, int64_t stride,
+                  const AugmentOptions& options, const Tensor& table, uint64_t seed, const Tensor& x, const Tensor& y);
 
 }  // namespace ht::data

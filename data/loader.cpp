@@ -9,6 +9,8 @@
 #include <optional>
 #include <thread>
 
+#include "core/captured_step.h"
+
 namespace ht::data {
 
 struct Loader::State {
@@ -34,15 +36,44 @@ struct Loader::State {
     return {first + n * options.rank / options.world, first + n * (options.rank + 1) / options.world};
   }
 
-  // `order` on the device: the images never leave it.
-  Batch make_on_device(const Tensor& order, LoaderPosition at) const {
-    const auto [begin, end] = part(at);
+  // On the device: an epoch's order, and where in it the next batch begins. Made when first asked for and never moved,
+  // since captured steps read them. The host knows where the cursor stands.
+  Tensor device_order, cursor;
+  int64_t cursor_first = 0, cursor_epoch = 0;
+
+  int64_t stride() const { return options.batch_size * options.world; }
+  bool in_place() const { return cursor && cursor_epoch == position.epoch && cursor_first == part(position).first; }
+  void place_on_device() {
+    const std::vector<int32_t> indices = order(position.epoch);
+    cursor_first = part(position).first, cursor_epoch = position.epoch;
+    const int64_t now[kCursorSize] = {cursor_first, cursor_epoch, 0};
+    const Tensor order_now = Tensor::of<int32_t>(indices, {set.size()});
+    const Tensor cursor_now = Tensor::of<int64_t>(now, {kCursorSize});
+    if (cursor) return device_order.copy_(order_now), cursor.copy_(cursor_now);
+    device_order = order_now.to(options.device), cursor = cursor_now.to(options.device);
+  }
+
+  // The batch of the position; the images never leave the device.
+  Batch make_on_device() {
+    check(in_place() || !is_recording(),
+          "loader: a captured step's first batch must be made before the recording, by the same loader");
+    if (!in_place()) place_on_device();
+    const auto [begin, end] = part(position);
     Batch batch{Tensor::empty(images.shape().with(0, end - begin), options.dtype, options.device),
                 Tensor::empty({end - begin}, DType::i32, options.device)};
     if constexpr (kCudaBuild)
-      augment_cuda(images, labels, order, begin, options.augment, table, options.seed, static_cast<uint64_t>(at.epoch),
-                   batch.x, batch.y);
+      augment_cuda(images, labels, device_order, cursor, stride(), options.augment, table, options.seed, batch.x,
+                   batch.y);
     return batch;
+  }
+
+  // After a batch was queued: the position of the next one. A replay cannot look at the end of an epoch, so the device
+  // gets the next epoch's order as soon as it is due.
+  void advance() {
+    cursor_first += stride();
+    if (++position.step < steps) return;
+    position = {position.epoch + 1, 0};
+    if (cursor) place_on_device();
   }
 
   Batch make(std::span<const int32_t> order, LoaderPosition at) const {
@@ -60,9 +91,8 @@ struct Loader::State {
 // One run from the position to the end of its epoch.
 struct Loader::Iterator::Loop {
   std::shared_ptr<State> state;
-  LoaderPosition next;  // that the consumer gets
-  std::vector<int32_t> order;
-  Tensor device_order;  // instead, where the device makes the batches: then there is no thread
+  LoaderPosition next;         // that the consumer gets
+  std::vector<int32_t> order;  // unless the device makes the batches: then there is no thread
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -71,12 +101,9 @@ struct Loader::Iterator::Loop {
   bool stop = false;
   std::thread worker;
 
-  explicit Loop(std::shared_ptr<State> s)
-      : state(std::move(s)), next(state->position), order(state->order(next.epoch)) {
-    if (state->options.device.is_cuda())
-      device_order = Tensor::of<int32_t>(order, {static_cast<int64_t>(order.size())}).to(state->options.device);
-    else if (state->options.prefetch > 0)
-      worker = std::thread([this] { work(); });
+  explicit Loop(std::shared_ptr<State> s) : state(std::move(s)), next(state->position) {
+    if (!state->options.device.is_cuda()) order = state->order(next.epoch);
+    if (!order.empty() && state->options.prefetch > 0) worker = std::thread([this] { work(); });
     state->looping = true;
   }
 
@@ -110,7 +137,7 @@ struct Loader::Iterator::Loop {
   }
 
   Batch take() {
-    if (device_order) return state->make_on_device(device_order, next);
+    if (state->options.device.is_cuda()) return state->make_on_device();
     if (!worker.joinable()) return state->make(order, next);
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return !ready.empty() || failure; });
@@ -127,7 +154,7 @@ struct Loader::Iterator::Loop {
     batch = {};
     batch = take();
     ++next.step;
-    state->position = next.step < state->steps ? next : LoaderPosition{next.epoch + 1, 0};
+    state->advance();
     return true;
   }
 };
@@ -164,7 +191,7 @@ Loader::Loader(ImageDataset set, const LoaderOptions& options) {
         " images, and drop_last leaves no batch; lower the batch size or turn drop_last off");
   const Tensor table = normalization_table(options.normalization, options.dtype).to(options.device);
   const Tensor images = set.images.to(options.device), labels = set.labels.to(options.device);
-  state_ = std::make_shared<State>(State{std::move(set), options, table, steps, {}, false, images, labels});
+  state_ = std::make_shared<State>(State{std::move(set), options, table, steps, {}, false, images, labels, {}, {}});
 }
 
 Loader::~Loader() = default;
@@ -182,6 +209,26 @@ void Loader::seek(LoaderPosition position) {
         position.epoch, ", step ", position.step, ") does not exist; epochs count from 0 and have ", state_->steps,
         " steps");
   state_->position = position;
+  if (state_->cursor && !state_->in_place()) state_->place_on_device();
+}
+
+Batch Loader::next() {
+  State& s = *state_;
+  check(!s.looping, "loader: next() while a loop over this loader runs; end the loop first");
+  if (!s.options.device.is_cuda()) {
+    Batch batch = s.make(s.order(s.position.epoch), s.position);
+    s.advance();
+    return batch;
+  }
+  if (!is_recording()) {
+    Batch batch = s.make_on_device();
+    s.advance();
+    return batch;
+  }
+  check(s.steps * s.stride() <= s.set.size(),
+        "loader: the last batch of an epoch is smaller, which a captured step cannot repeat; set drop_last");
+  on_replay([state = state_] { state->advance(); });
+  return s.make_on_device();
 }
 
 Loader::Iterator Loader::begin() {

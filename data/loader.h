@@ -65,6 +65,11 @@ class Loader {
   void seek(LoaderPosition position);
   void set_epoch(int64_t epoch) { seek({epoch, 0}); }
 
+  // The next batch, over the ends of epochs. On CUDA it may be part of a captured step, each replay of which makes the
+  // batch that is next then; all batches must be whole for that (drop_last, or a set of whole batches). On the CPU it
+  // is made here and now. Throws Error while a loop runs.
+  Batch next();
+
   class Iterator {
    public:
     using iterator_concept = std::input_iterator_tag;

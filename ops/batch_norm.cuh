@@ -10,6 +10,7 @@
 namespace ht::bn {
 
 inline constexpr int kThreads = 256;
+inline constexpr int kMostThreads = 512;
 inline constexpr int kColumns = 32;  // packs of channels in a block, at most
 
 // x seen as [rows, channels]; with a pool the rows of a pass are the windows of an [n, h, w] map.
@@ -34,8 +35,9 @@ struct Launch {
 };
 
 // As many blocks as run at once, `per_sm` each, but no more than there are rows.
-inline Launch launch_for(const CudaContext& cuda, int64_t rows, int64_t packs, int per_sm) {
-  const unsigned x = static_cast<unsigned>(std::min<int64_t>(packs, kColumns)), y = kThreads / x;
+inline Launch launch_for(const CudaContext& cuda, int64_t rows, int64_t packs, int per_sm,
+                         unsigned threads = kThreads) {
+  const unsigned x = static_cast<unsigned>(std::min<int64_t>(packs, kColumns)), y = threads / x;
   const unsigned columns = static_cast<unsigned>((packs + x - 1) / x);
   const int64_t most = std::max<int64_t>(1, int64_t{cuda.sm_count} * per_sm / columns);
   const int64_t need = std::max<int64_t>(1, (rows + y - 1) / y);
@@ -64,6 +66,16 @@ struct PairSums {
     } else {
       atomicAdd(at + i, value);
     }
+  }
+  // The same for four, where i is a multiple of 4.
+  __device__ void add(int64_t i, const float (&v)[4]) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (!parts) {
+      atomicAdd(reinterpret_cast<float4*>(at + i), make_float4(v[0], v[1], v[2], v[3]));
+      return;
+    }
+#endif
+    for (int k = 0; k < 4; ++k) add(i + k, v[k]);
   }
   // Called by whole blocks after their adds.
   __device__ void finish() const {
@@ -112,7 +124,7 @@ template <int N, class A>
 __device__ void add_pairs(const A (&first)[N], const A (&second)[N], const PairSums<A>& sums) {
   // [warp][2 N][lane], padded so that values of one thread, read across, do not meet in a bank.
   constexpr int kStride = 36, kWarp = 2 * N * kStride;
-  __shared__ A shared[kThreads / 32 * kWarp];
+  __shared__ A shared[kMostThreads / 32 * kWarp];
   const int thread = flat_thread(), threads = flat_threads(), columns = static_cast<int>(blockDim.x);
   A* mine = shared + thread / 32 * kWarp + thread % 32;
 #pragma unroll
@@ -121,14 +133,21 @@ __device__ void add_pairs(const A (&first)[N], const A (&second)[N], const PairS
     mine[(N + k) * kStride] = second[k];
   }
   __syncthreads();
+  constexpr int kAtOnce = N % 4 == 0 && std::is_same_v<A, float> ? 4 : 1;  // channels
   const int64_t base = int64_t{blockIdx.y} * columns * N;
-  for (int i = thread; i < 2 * columns * N; i += threads) {
+  for (int i = thread * kAtOnce; i < 2 * columns * N; i += threads * kAtOnce) {
     const int half = i / (columns * N), channel = i % (columns * N);
     if (base + channel >= sums.channels) continue;
     const A* from = shared + (half * N + channel % N) * kStride;
-    A sum = 0;
-    for (int t = channel / N; t < threads; t += columns) sum += from[t / 32 * kWarp + t % 32];
-    sums.add(half * sums.channels + base + channel, sum);
+    A sum[kAtOnce] = {};
+    for (int t = channel / N; t < threads; t += columns) {
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) sum[k] += from[t / 32 * kWarp + t % 32 + k * kStride];
+    }
+    if constexpr (kAtOnce == 4)
+      sums.add(half * sums.channels + base + channel, sum);
+    else
+      sums.add(half * sums.channels + base + channel, sum[0]);
   }
 }
 

@@ -7,12 +7,12 @@ namespace ht {
 namespace {
 using namespace bn;
 
-constexpr int kMomentBlocks = 4, kNormaliseBlocks = 4;  // an SM
+constexpr int kMomentBlocks = 2, kNormaliseBlocks = 4;  // an SM
 
 // The pairs are sum (x - K) and sum (x - K)^2 with K the first row, which keeps a mean far larger than the spread
 // exact.
 template <class T, int N>
-__global__ void __launch_bounds__(kThreads, kMomentBlocks)
+__global__ void __launch_bounds__(kMostThreads, kMomentBlocks)
     moments_kernel(Geometry g, const T* x, PairSums<acc_t<T>> sums) {
   using A = acc_t<T>;
   constexpr int kRows = 4;  // at once
@@ -202,7 +202,7 @@ void forward(Context& ctx, const BatchNormOptions& o, const Tensor& x, const Ten
     statistics.sums = {sums.data<A>(), all.channels, 1, nullptr};
     statistics.first = nullptr;
   } else if (o.training) {
-    const Launch launch = launch_for(cuda, all.rows, all.channels / N, kMomentBlocks);
+    const Launch launch = launch_for(cuda, all.rows, all.channels / N, kMomentBlocks, kMostThreads);
     statistics.sums = make_pair_sums<A>(ctx, launch, all.channels, partial);
     moments_kernel<T, N><<<launch.grid, launch.block, 0, cuda.stream()>>>(all, x.data<T>(), statistics.sums);
     HT_LAUNCHED("batch_norm moments");
@@ -233,7 +233,7 @@ void batch_norm_sums_cuda(Context& ctx, const Tensor& x, const Tensor& sums) {
   dispatch_packs({x}, x.shape().back(), [&]<class T, int N>() {
     using A = acc_t<T>;
     const Geometry g = geometry_of(x, {});
-    const Launch launch = launch_for(ctx.cuda(), g.rows, g.channels / N, kMomentBlocks);
+    const Launch launch = launch_for(ctx.cuda(), g.rows, g.channels / N, kMomentBlocks, kMostThreads);
     moments_kernel<T, N><<<launch.grid, launch.block, 0, ctx.cuda().stream()>>>(
         g, x.data<T>(), PairSums<A>{sums.data<A>(), g.channels, 0, nullptr});
     HT_LAUNCHED("batch_norm moments");

@@ -9,15 +9,22 @@ namespace ht {
 namespace {
 constexpr int kLanes = 32;
 
-template <class T>
+template <class F>
+void dispatch_with_labels(DType dtype, std::string_view who, const Tensor& labels, F&& f) {
+  dispatch_floating(dtype, who, [&]<class T>() {
+    labels.dtype() == DType::i32 ? f.template operator()<T, int32_t>() : f.template operator()<T, int64_t>();
+  });
+}
+
+template <class T, class L>
 __global__ void __launch_bounds__(kBlock)
-    cross_entropy_rows_kernel(const T* logits, const int64_t* labels, int64_t n, int64_t classes, double smoothing,
+    cross_entropy_rows_kernel(const T* logits, const L* labels, int64_t n, int64_t classes, double smoothing,
                               acc_t<T>* stats, acc_t<T>* row_loss) {
   using A = acc_t<T>;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const A e = static_cast<A>(smoothing);
   HT_GRID_STRIDE(t, n * kLanes) {
-    const int64_t i = t / kLanes, label = labels[i];
+    const int64_t i = t / kLanes, label = static_cast<int64_t>(labels[i]);
     const T* row = logits + i * classes;
     const MaxAndRest<A> s = softmax_stats_of<kLanes>(row, classes, 1, lane);
     const A log_sum = ::log1p(s.rest);
@@ -35,9 +42,9 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-template <class T>
+template <class T, class L>
 __global__ void __launch_bounds__(kBlock)
-    cross_entropy_gradient_kernel(const T* logits, const int64_t* labels, int64_t n, int64_t classes, double smoothing,
+    cross_entropy_gradient_kernel(const T* logits, const L* labels, int64_t n, int64_t classes, double smoothing,
                                   double weight, const acc_t<T>* stats, const T* dy, T* dx) {
   using A = acc_t<T>;
   const A e = static_cast<A>(smoothing), even = e / static_cast<A>(classes);
@@ -51,17 +58,16 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-template <class T>
-__global__ void nll_rows_kernel(const T* x, const int64_t* labels, int64_t n, int64_t classes, acc_t<T>* row_loss) {
+template <class T, class L>
+__global__ void nll_rows_kernel(const T* x, const L* labels, int64_t n, int64_t classes, acc_t<T>* row_loss) {
   HT_GRID_STRIDE(i, n) {
     const int64_t label = labels[i];
     row_loss[i] = label >= 0 && label < classes ? -load_as(x[i * classes + label]) : static_cast<acc_t<T>>(NAN);
   }
 }
 
-template <class T>
-__global__ void nll_gradient_kernel(const int64_t* labels, int64_t n, int64_t classes, double weight, const T* dy,
-                                    T* dx) {
+template <class T, class L>
+__global__ void nll_gradient_kernel(const L* labels, int64_t n, int64_t classes, double weight, const T* dy, T* dx) {
   const acc_t<T> g = static_cast<acc_t<T>>(-static_cast<double>(load_as(*dy)) * weight);
   HT_GRID_STRIDE(i, n) {
     if (labels[i] >= 0 && labels[i] < classes) dx[i * classes + labels[i]] = store_as<T>(g);
@@ -72,12 +78,12 @@ __global__ void nll_gradient_kernel(const int64_t* labels, int64_t n, int64_t cl
 void cross_entropy_forward_cuda(Context& ctx, const CrossEntropyOptions& options, const Tensor& logits,
                                 const Tensor& labels, const Tensor& stats, const Tensor& loss) {
   const int64_t n = logits.dim(0);
-  dispatch_floating(logits.dtype(), "cross_entropy", [&]<class T>() {
+  dispatch_with_labels(logits.dtype(), "cross_entropy", labels, [&]<class T, class L>() {
     using A = acc_t<T>;
     const Tensor row_loss = Tensor::empty({n}, dtype_of<A>(), ctx.device());
     if (n > 0) {
-      cross_entropy_rows_kernel<T><<<grid_for(ctx.cuda(), n * kLanes), kBlock, 0, ctx.cuda().stream()>>>(
-          logits.data<T>(), labels.data<int64_t>(), n, logits.dim(1), options.label_smoothing, stats.data<A>(),
+      cross_entropy_rows_kernel<T, L><<<grid_for(ctx.cuda(), n * kLanes), kBlock, 0, ctx.cuda().stream()>>>(
+          logits.data<T>(), labels.data<L>(), n, logits.dim(1), options.label_smoothing, stats.data<A>(),
           row_loss.data<A>());
       HT_LAUNCHED("cross_entropy forward");
     }
@@ -89,9 +95,9 @@ void cross_entropy_backward_cuda(Context& ctx, const CrossEntropyOptions& option
                                  const Tensor& labels, const Tensor& stats, const Tensor& dy, const Tensor& dx) {
   if (dx.numel() == 0) return;
   const int64_t n = logits.dim(0);
-  dispatch_floating(dx.dtype(), "cross_entropy", [&]<class T>() {
-    cross_entropy_gradient_kernel<T><<<grid_for(ctx.cuda(), dx.numel()), kBlock, 0, ctx.cuda().stream()>>>(
-        logits.data<T>(), labels.data<int64_t>(), n, logits.dim(1), options.label_smoothing,
+  dispatch_with_labels(dx.dtype(), "cross_entropy", labels, [&]<class T, class L>() {
+    cross_entropy_gradient_kernel<T, L><<<grid_for(ctx.cuda(), dx.numel()), kBlock, 0, ctx.cuda().stream()>>>(
+        logits.data<T>(), labels.data<L>(), n, logits.dim(1), options.label_smoothing,
         reduction_weight(options.reduction, n), stats.data<acc_t<T>>(), dy.data<T>(), dx.data<T>());
     HT_LAUNCHED("cross_entropy backward");
   });
@@ -100,12 +106,12 @@ void cross_entropy_backward_cuda(Context& ctx, const CrossEntropyOptions& option
 void nll_loss_forward_cuda(Context& ctx, Reduction reduction, const Tensor& x, const Tensor& labels,
                            const Tensor& loss) {
   const int64_t n = x.dim(0);
-  dispatch_floating(x.dtype(), "nll_loss", [&]<class T>() {
+  dispatch_with_labels(x.dtype(), "nll_loss", labels, [&]<class T, class L>() {
     using A = acc_t<T>;
     const Tensor row_loss = Tensor::empty({n}, dtype_of<A>(), ctx.device());
     if (n > 0) {
-      nll_rows_kernel<T><<<grid_for(ctx.cuda(), n), kBlock, 0, ctx.cuda().stream()>>>(
-          x.data<T>(), labels.data<int64_t>(), n, x.dim(1), row_loss.data<A>());
+      nll_rows_kernel<T, L><<<grid_for(ctx.cuda(), n), kBlock, 0, ctx.cuda().stream()>>>(
+          x.data<T>(), labels.data<L>(), n, x.dim(1), row_loss.data<A>());
       HT_LAUNCHED("nll_loss forward");
     }
     weighted_sum_on_cuda<T>(ctx, row_loss.data<A>(), n, reduction_weight(reduction, n), loss);
@@ -116,9 +122,9 @@ void nll_loss_backward_cuda(Context& ctx, Reduction reduction, const Tensor& lab
                             const Tensor& dx) {
   if (dx.numel() == 0) return;
   const int64_t n = dx.dim(0);
-  dispatch_floating(dx.dtype(), "nll_loss", [&]<class T>() {
-    nll_gradient_kernel<T><<<grid_for(ctx.cuda(), n), kBlock, 0, ctx.cuda().stream()>>>(
-        labels.data<int64_t>(), n, dx.dim(1), reduction_weight(reduction, n), dy.data<T>(), dx.data<T>());
+  dispatch_with_labels(dx.dtype(), "nll_loss", labels, [&]<class T, class L>() {
+    nll_gradient_kernel<T, L><<<grid_for(ctx.cuda(), n), kBlock, 0, ctx.cuda().stream()>>>(
+        labels.data<L>(), n, dx.dim(1), reduction_weight(reduction, n), dy.data<T>(), dx.data<T>());
     HT_LAUNCHED("nll_loss backward");
   });
 }

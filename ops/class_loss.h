@@ -31,8 +31,8 @@ inline double reduction_weight(Reduction reduction, int64_t n) {
   return reduction == Reduction::mean ? 1.0 / static_cast<double>(n) : 1.0;
 }
 
-// The CUDA launchers (ops/class_loss.cu); labels i64. stats [n, 2] in FP32 (f64 for f64) holds per row the maximum m
-// and log sum e^(x - m).
+// The CUDA launchers (ops/class_loss.cu); labels i32 or i64. stats [n, 2] in FP32 (f64 for f64) holds per row the
+// maximum m and log sum e^(x - m).
 void cross_entropy_forward_cuda(Context& ctx, const CrossEntropyOptions& options, const Tensor& logits,
                                 const Tensor& labels, const Tensor& stats, const Tensor& loss);
 void cross_entropy_backward_cuda(Context& ctx, const CrossEntropyOptions& options, const Tensor& logits,

@@ -24,7 +24,8 @@ void conv2d_forward_cpu(const Conv2dShape& s, const Tensor& x, const Tensor& wei
 void conv2d_dgrad_cpu(const Conv2dShape& s, const Tensor& dy, const Tensor& weight, const Tensor& dx);
 void conv2d_wgrad_cpu(const Conv2dShape& s, const Tensor& dy, const Tensor& x, const Tensor& dweight);
 
-// `sums`, unless null, becomes the sums of y and of y^2 a channel, [2, out] f32, where that is faster than a pass over y.
+// `sums`, unless null, becomes the sums of y and of y^2 a channel, [2, out] f32, where that is faster than a pass over
+// y.
 void conv2d_forward_cuda(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& weight, const Tensor& bias,
                          const Tensor& y, Tensor* sums);
 void conv2d_dgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, const Tensor& weight, const Tensor& dx);
@@ -32,9 +33,11 @@ void conv2d_dgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, con
 void conv2d_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, const Tensor& x, const Tensor& dweight,
                        bool beside);
 
-// With few input channels no cuDNN kernel is good, while a matrix product is: the columns of half x, [n, oh, ow, taps x in]
-// padded with zeros to im2col_width(), a multiple of 8. A width of 0: it does not pay.
+// With few input channels no cuDNN kernel is good, while a matrix product is: the columns of half x, [n, oh, ow, taps x
+// in] padded with zeros to im2col_width(), a multiple of 8. A width of 0: it does not pay. Where there is a weight
+// [out, ...], `wide` [out, ..., width] becomes that, padded alike.
 int64_t im2col_width(const Conv2dShape& s);
-void im2col_cuda(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& columns);
+void im2col_cuda(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& columns, const Tensor& weight = {},
+                 const Tensor& wide = {});
 
 }  // namespace ht

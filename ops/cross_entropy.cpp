@@ -19,7 +19,7 @@ struct CrossEntropy final : Op {
   TensorSpec infer(Inputs in) const override { return infer_class_loss(name(), "logits", in); }
 
   Tensor forward(Context& ctx, Inputs in, const TensorSpec& out) override {
-    const Tensor x = in[0], t = in[1].to(DType::i64), loss = Tensor::empty(out, ctx.device());
+    const Tensor x = in[0], t = ctx.is_cuda() ? in[1] : in[1].to(DType::i64), loss = Tensor::empty(out, ctx.device());
     const Tensor s =
         Tensor::empty({x.dim(0), 2}, x.dtype() == DType::f64 ? DType::f64 : DType::f32, ctx.device());  // [n, 2]
     if constexpr (kCudaBuild) {

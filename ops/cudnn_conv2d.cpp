@@ -97,8 +97,7 @@ void run_columns(Context& ctx, ConvKind kind, const Conv2dShape& s, const Tensor
   const int64_t width = im2col_width(s), taps = s.taps() * s.in;
   const Tensor columns = Tensor::empty({s.n, s.oh, s.ow, width}, x.dtype(), x.device());
   const Tensor wide_w = Tensor::empty({s.out, 1, 1, width}, x.dtype(), x.device()), rows = w.reshape({s.out, taps});
-  im2col_cuda(ctx, s, x, columns);
-  if (kind == ConvKind::forward) copy_channels_cuda(ctx, rows, wide_w);
+  kind == ConvKind::forward ? im2col_cuda(ctx, s, x, columns, w, wide_w) : im2col_cuda(ctx, s, x, columns);
   const Conv2dShape product{.n = s.n,
                             .h = s.oh,
                             .w = s.ow,

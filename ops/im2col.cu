@@ -14,9 +14,23 @@ struct Geometry {
   Divider by_ow, by_oh;
 };
 
-// A thread writes the same 8 columns of one output pixel after the other, so that it finds their taps once. Half types
-// are moved, not read: 16 bits are 16 bits.
-__global__ void __launch_bounds__(kBlock) im2col_kernel(Geometry g, const uint16_t* x, uint16_t* columns) {
+// w [rows, taps] -> wide [rows, columns], zeros behind.
+struct Weights {
+  const uint16_t* from;  // null: there are none
+  uint16_t* to;
+  int rows, taps, columns;
+
+  __device__ void pad() const {
+    for (int i = static_cast<int>(threadIdx.x); from && i < rows * columns; i += kBlock)
+      to[i] = i % columns < taps ? from[i / columns * taps + i % columns] : uint16_t{0};
+  }
+};
+
+// The first block pads the weights. A thread writes the same 8 columns of one output pixel after the other, so that it
+// finds their taps once. Half types are moved, not read: 16 bits are 16 bits.
+__global__ void __launch_bounds__(kBlock)
+    im2col_kernel(Geometry g, const uint16_t* x, uint16_t* columns, Weights weights) {
+  if (blockIdx.x == 0) weights.pad();
   constexpr int kOutside = 1 << 20;  // a tap that no image reaches: the columns beyond the taps are 0
   const int at_once = kBlock / g.chunks, chunk = static_cast<int>(threadIdx.x) % g.chunks;
   const int mine = static_cast<int>(threadIdx.x) / g.chunks;  // pixel of the block
@@ -53,15 +67,18 @@ int64_t im2col_width(const Conv2dShape& s) {
   return s.in < 8 && !s.pointwise() && columns <= kMostTaps ? columns : 0;
 }
 
-void im2col_cuda(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& columns) {
+void im2col_cuda(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& columns, const Tensor& weight,
+                 const Tensor& wide) {
   const auto i = [](int64_t v) { return static_cast<int>(v); };
   const Geometry g{i(s.h),        i(s.w),       i(s.in),
                    i(s.stride),   i(s.padding), i(s.dilation),
                    i(s.kh),       i(s.kw),      i(columns.shape().back() / 8),
                    i(s.ow),       i(s.oh),      s.n * s.oh * s.ow,
                    Divider(s.ow), Divider(s.oh)};
+  const Weights weights{static_cast<const uint16_t*>(weight.data()), static_cast<uint16_t*>(wide.data()), i(s.out),
+                        i(s.taps() * s.in), i(columns.shape().back())};
   im2col_kernel<<<grid_for(ctx.cuda(), columns.numel() / 8), kBlock, 0, ctx.cuda().stream()>>>(
-      g, static_cast<const uint16_t*>(x.data()), static_cast<uint16_t*>(columns.data()));
+      g, static_cast<const uint16_t*>(x.data()), static_cast<uint16_t*>(columns.data()), weights);
   HT_LAUNCHED("im2col");
 }
 

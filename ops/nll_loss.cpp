@@ -18,7 +18,7 @@ struct NllLoss final : Op {
   TensorSpec infer(Inputs in) const override { return infer_class_loss(name(), kX, in); }
 
   Tensor forward(Context& ctx, Inputs in, const TensorSpec& out) override {
-    const Tensor x = in[0], t = in[1].to(DType::i64), loss = Tensor::empty(out, ctx.device());
+    const Tensor x = in[0], t = ctx.is_cuda() ? in[1] : in[1].to(DType::i64), loss = Tensor::empty(out, ctx.device());
     if constexpr (kCudaBuild) {
       if (ctx.is_cuda()) nll_loss_forward_cuda(ctx, reduction, x, t, loss);
     }

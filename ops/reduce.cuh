@@ -135,9 +135,32 @@ struct StoreWeighted {
 };
 }  // namespace reduce_detail
 
+namespace reduce_detail {
+constexpr int64_t kOneBlock = 1 << 14;  // values that one block adds as soon as two kernels would
+
+template <class A, class Put>
+__global__ void __launch_bounds__(kBlock) one_block_kernel(const A* values, int64_t n, Put put) {
+  __shared__ double shared[kBlock];
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < n; i += kBlock) sum += static_cast<double>(values[i]);
+  shared[threadIdx.x] = sum;
+  for (int half = kBlock / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (static_cast<int>(threadIdx.x) < half) shared[threadIdx.x] += shared[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) put(0, shared[0]);
+}
+}  // namespace reduce_detail
+
 // y [] of type T = weight * the sum of n values.
 template <class T>
 void weighted_sum_on_cuda(Context& ctx, const acc_t<T>* values, int64_t n, double weight, const Tensor& y) {
+  if (n <= reduce_detail::kOneBlock) {
+    reduce_detail::one_block_kernel<<<1, kBlock, 0, ctx.cuda().stream()>>>(
+        values, n, reduce_detail::StoreWeighted<T>{y.data<T>(), weight});
+    HT_LAUNCHED("sum");
+    return;
+  }
   ReducePlan plan;
   plan.count = plan.inner = n;
   reduce_on_cuda(ctx, plan, values, reduce_detail::Same<acc_t<T>>{},

@@ -51,6 +51,18 @@ __device__ void for_chunks(const TensorTable& table, F&& f) {
   }
 }
 
+// The same from the last chunk to the first: what a pass before this one read last is still in the L2 cache.
+template <class F>
+__device__ void for_chunks_back(const TensorTable& table, F&& f) {
+  int tensor = table.count - 1;
+  for (int chunk = table.first[table.count] - 1 - static_cast<int>(blockIdx.x); chunk >= 0;
+       chunk -= static_cast<int>(gridDim.x)) {
+    while (chunk < table.first[tensor]) --tensor;
+    const int64_t begin = int64_t{chunk - table.first[tensor]} * kChunk;
+    f(tensor, begin, min(begin + kChunk, table.n[tensor]));
+  }
+}
+
 __device__ inline double rate_now(const double* values, int64_t n, const int64_t* applied) {
   return values[min(*applied, n - 1)];
 }

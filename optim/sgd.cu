@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kBlock)
   if (record && record->skip) return;
   const GradTransform<A> transform = grad_transform<A>(record, clip_value);
   const double lr = rate_now(rates, rate_count, applied);
-  for_chunks(table, [&](int t, int64_t begin, int64_t end) {
+  for_chunks_back(table, [&](int t, int64_t begin, int64_t end) {
     const Coefficients<A> c = coefficients<A>(o, lr, *table.step[t] == 0);
     with_grad_type(table.grad[t],
                    [&]<class G>() { update_chunk<P, G>(table, t, begin, end, c, transform, o.nesterov); });

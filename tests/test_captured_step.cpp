@@ -4,6 +4,8 @@
 
 #include "core/allocator.h"
 #include "core/captured_step.h"
+#include "data/loader.h"
+#include "data/synthetic.h"
 #include "models/vgg.h"
 #include "ops/ops.h"
 #include "optim/sgd.h"
@@ -119,6 +121,50 @@ TEST_CASE("cuda captured step: a replay raises versions, keeps its memory and ne
   CHECK(total.version() == version + 100);
   CHECK(sum_of.item() == 104 * 2 * 1000);
   CHECK(memory_stats(gpu).reserved <= reserved + (4 << 20));
+}
+
+TEST_CASE("cuda captured step: each replay makes the loader's next batch, over epochs, loops and seeks") {
+  HT_NEEDS_CUDA();
+  const data::ImageDataset set = data::make_synthetic({.train = 70, .test = 10}).train;
+  data::LoaderOptions options{.batch_size = 16,
+                              .drop_last = true,
+                              .augment = {.flip = data::Flip::random, .crop_pad = 4, .cutout = 8},
+                              .seed = 5,
+                              .prefetch = 0};
+  data::Loader expected(set, options);
+  options.device = Device::cuda();
+  data::Loader loader(set, options);
+  const Tensor x = Tensor::zeros({16, 32, 32, 3}, DType::f32, options.device);
+  const Tensor y = Tensor::zeros({16}, DType::i32, options.device);
+  CapturedStep step(options.device, [&](std::span<const Tensor>) {
+    const data::Batch batch = loader.next();
+    x.copy_(batch.x);
+    y.copy_(batch.y);
+  });
+  const auto same = [&](int steps) {
+    for (int i = 0; i < steps; ++i) {
+      step({});
+      const data::Batch want = expected.next();
+      CHECK(x.to_vector() == want.x.to_vector());
+      CHECK(y.to_vector() == want.y.to_vector());
+      CHECK(loader.position() == expected.position());
+    }
+  };
+  same(14);  // three epochs and a half
+  CHECK(step.replayed());
+  for (const data::LoaderPosition at : {data::LoaderPosition{1, 3}, {0, 0}}) {
+    loader.seek(at), expected.seek(at);
+    same(6);
+  }
+  for (const data::Batch& batch : loader) CHECK(batch.x.to(Device::cpu()).to_vector() == expected.next().x.to_vector());
+  same(3);
+
+  options.drop_last = false;
+  data::Loader ragged(set, options);
+  CapturedStep other(
+      options.device, [&](std::span<const Tensor>) { ragged.next(); }, 1);
+  other({});
+  CHECK(error_of([&] { other({}); }).find("the last batch of an epoch is smaller") != std::string::npos);
 }
 
 TEST_CASE("cuda captured step: a step that reads back is an error that says so, and the device stays usable") {

@@ -7,6 +7,7 @@
 #include "core/parallel.h"
 #include "data/loader.h"
 #include "tests/data_helpers.h"
+#include "tests/error_of.h"
 
 namespace ht::data {
 
@@ -185,6 +186,27 @@ TEST_CASE("Break stops cleanly; the next loop goes on, and a saved position retu
     CHECK(resumed.position() == LoaderPosition{1, 0});
     for (auto [x, y] : resumed) break;
     CHECK(resumed.position() == LoaderPosition{1, 1});
+  }
+}
+
+TEST_CASE("next() delivers the loop's batches, over the ends of epochs, from wherever the loader stands") {
+  const LoaderOptions options{.batch_size = 4, .normalization = kBytes, .seed = 3};
+  Loader loop(numbered_set(10), options), single(numbered_set(10), options);
+  std::vector<int> want = run(loop), got;
+  const std::vector<int> second = run(loop);
+  want.insert(want.end(), second.begin(), second.end());
+  for (int i = 0; i < 6; ++i) {
+    const std::vector<int> part = numbers(single.next());
+    got.insert(got.end(), part.begin(), part.end());
+  }
+  CHECK(got == want);
+  CHECK(single.position() == LoaderPosition{2, 0});
+  single.seek({0, 1});
+  CHECK(numbers(single.next()) == std::vector<int>(want.begin() + 4, want.begin() + 8));
+  CHECK(run(single) == std::vector<int>(want.begin() + 8, want.begin() + 10));  // a loop goes on where next() was
+  for (auto [x, y] : single) {
+    CHECK(error_of([&] { single.next(); }).find("next() while a loop over this loader runs") != std::string::npos);
+    break;
   }
 }
 
