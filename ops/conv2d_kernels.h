@@ -33,11 +33,11 @@ void conv2d_dgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, con
 void conv2d_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, const Tensor& x, const Tensor& dweight,
                        bool beside);
 
-// With few input channels no cuDNN kernel is good, while a matrix product is: the columns of half x, [n, oh, ow, taps x
-// in] padded with zeros to im2col_width(), a multiple of 8. A width of 0: it does not pay. Where there is a weight
-// [out, ...], `wide` [out, ..., width] becomes that, padded alike.
-int64_t im2col_width(const Conv2dShape& s);
-void im2col_cuda(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& columns, const Tensor& weight = {},
-                 const Tensor& wide = {});
+// Half types and few input channels, where own kernels (ops/few_channels.cu) beat the libraries'. `sums`, if defined:
+// += the sums of y and of y^2 a channel, [2, out] f32.
+bool has_few_channels(const Conv2dShape& s, DType dtype);
+void few_channels_forward_cuda(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& weight,
+                               const Tensor& y, const Tensor& sums);
+void few_channels_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, const Tensor& x, const Tensor& dw);
 
 }  // namespace ht

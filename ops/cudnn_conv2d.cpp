@@ -92,34 +92,10 @@ void run_padded(Context& ctx, ConvKind kind, Conv2dShape s, const Tensor& x, con
   if (kind == ConvKind::weight_gradient) copy_channels_cuda(ctx, wide_w.rows(0, w.dim(0)), w);
 }
 
-// Few input channels: a 1x1 convolution of the columns.
-void run_columns(Context& ctx, ConvKind kind, const Conv2dShape& s, const Tensor& x, const Tensor& w, const Tensor& y) {
-  const int64_t width = im2col_width(s), taps = s.taps() * s.in;
-  const Tensor columns = Tensor::empty({s.n, s.oh, s.ow, width}, x.dtype(), x.device());
-  const Tensor wide_w = Tensor::empty({s.out, 1, 1, width}, x.dtype(), x.device()), rows = w.reshape({s.out, taps});
-  kind == ConvKind::forward ? im2col_cuda(ctx, s, x, columns, w, wide_w) : im2col_cuda(ctx, s, x, columns);
-  const Conv2dShape product{.n = s.n,
-                            .h = s.oh,
-                            .w = s.ow,
-                            .in = width,
-                            .out = s.out,
-                            .kh = 1,
-                            .kw = 1,
-                            .oh = s.oh,
-                            .ow = s.ow,
-                            .stride = 1,
-                            .padding = 0,
-                            .dilation = 1};
-  run(ctx, kind, product, columns, wide_w, y);
-  if (kind == ConvKind::weight_gradient) copy_channels_cuda(ctx, wide_w, rows);
-}
-
 // `beside`: where nothing has to be prepared.
 void run_any(Context& ctx, ConvKind kind, const Conv2dShape& s, const Tensor& x, const Tensor& w, const Tensor& y,
              bool beside = false) {
   if (s.in % 8 == 0 && s.out % 8 == 0) return run(ctx, kind, s, x, w, y, beside);
-  if (kind != ConvKind::data_gradient && is_half(x.dtype()) && s.out % 8 == 0 && im2col_width(s) > 0)
-    return run_columns(ctx, kind, s, x, w, y);
   thread_local std::set<std::string> padded;  // problems that have no plan of their own
   const std::string key = describe(kind, s, x, w);
   if (!padded.contains(key)) {
@@ -135,7 +111,7 @@ void run_any(Context& ctx, ConvKind kind, const Conv2dShape& s, const Tensor& x,
 // cuDNN counts elements in 32 bits, and without tensor cores copies images to another layout in the workspace: larger
 // tensors go through in parts of the batch, of eight images so that each part is aligned.
 int64_t images_at_once(const Conv2dShape& s, DType dtype) {
-  const int64_t in = s.h * s.w * s.in, out = s.oh * s.ow * std::max(s.out, im2col_width(s));
+  const int64_t in = s.h * s.w * s.in, out = s.oh * s.ow * s.out;
   int64_t most = ((int64_t{1} << 31) - 1) / std::max<int64_t>({in, out, 1});
   if (dtype == DType::f64 || (dtype == DType::f32 && !tf32())) {
     const int64_t copies = (in + out) * static_cast<int64_t>(size_of(dtype));
@@ -163,6 +139,13 @@ void conv2d_forward_cuda(Context& ctx, const Conv2dShape& s, const Tensor& x, co
   if (y.numel() == 0) return;
   if (s.pointwise())
     return gemm(ctx, {.m = s.n * s.h * s.w, .n = s.out, .k = s.in, .transpose_b = true}, x, weight, y, bias);
+  if (has_few_channels(s, x.dtype())) {
+    const bool wanted = sums && !bias.defined() && !deterministic();
+    if (wanted) *sums = Tensor::zeros({2, s.out}, DType::f32, x.device());
+    few_channels_forward_cuda(ctx, s, x, weight, y, wanted ? *sums : Tensor());
+    if (bias.defined()) add_bias_cuda(ctx, bias, y);
+    return;
+  }
   const Tensor w = aligned(weight);
   if (sums && is_half(x.dtype()) && !bias.defined() && s.in % 8 == 0 && s.out % 8 == 0 && !deterministic() &&
       s.n <= images_at_once(s, x.dtype()))
@@ -188,6 +171,7 @@ void conv2d_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, con
   if (s.pointwise())
     return gemm(ctx, {.m = s.out, .n = s.in, .k = s.n * s.h * s.w, .transpose_a = true, .beside = beside}, dy, x,
                 dweight);
+  if (has_few_channels(s, x.dtype())) return few_channels_wgrad_cuda(ctx, s, aligned(dy), x, dweight);
   Tensor sum;
   for_parts(s, aligned(x), aligned(dy), [&](const Conv2dShape& part, const Tensor& px, const Tensor& py) {
     if (part.n == s.n) return run_any(ctx, ConvKind::weight_gradient, part, px, dweight, py, beside);
