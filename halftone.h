@@ -8,6 +8,7 @@
 #include "autograd/tape.h"
 #include "autograd/var.h"
 #include "core/allocator.h"
+#include "core/captured_step.h"
 #include "core/context.h"
 #include "core/parallel.h"
 #include "core/safetensors.h"

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 
+#include "core/captured_step.h"
 #include "ops/ops.h"
 
 namespace ht::amp {
@@ -21,6 +22,8 @@ struct Amp::Impl {
   std::vector<Var> params;                             // of all optimizers
   std::unique_ptr<Autocast> autocast;
   uint64_t random_position = 0;
+
+  const Generator& generator() const { return Context::of(scaler->device()).generator(); }
 };
 
 Amp::Amp(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -56,6 +59,7 @@ void Amp::backward(const Var& loss, int id, bool retain_graph) {
   if (!enabled()) return loss.backward({}, retain_graph);
   LossScaler& scaler = *impl_->scaler;
   const Settings& s = impl_->settings;
+  on_replay([me = impl_.get()] { me->random_position = me->generator().position(); });
   check_id(id);
   check(loss.requires_grad() && loss.value().numel() == 1, "amp.backward: the loss must be a scalar that requires a ",
         "gradient (", Named{"loss", loss.value()}, ")");
@@ -253,9 +257,9 @@ Amp initialize(const std::vector<Module*>& models, const std::vector<optim::Opti
   impl->autocast->set_observer([me = impl.get()] {
     bool first = false;
     for (const auto& control : me->controls) first |= control->buffers.refresh();
-    if (first) me->random_position = Context::of(me->scaler->device()).generator().position();
+    if (first) me->random_position = me->generator().position();
   });
-  impl->random_position = Context::of(impl->scaler->device()).generator().position();
+  impl->random_position = impl->generator().position();
   impl->autocast->install();
   return Amp(std::move(impl));
 }

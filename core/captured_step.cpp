@@ -117,8 +117,8 @@ void CapturedStep::replay(Recording& r) {
     Context& ctx = Context::of(device_);
     const uint64_t position = ctx.generator().position();
     launch_cuda_graph(ctx.cuda(), *r.graph, r.draws ? position - r.first_draw : 0);
-    ctx.generator().set_position(position + r.draws);
     for (const auto& again : r.log) again();
+    ctx.generator().set_position(position + r.draws);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -20,9 +21,10 @@ class CapturedStep {
   // them again.
   using Step = std::function<void(std::span<const Tensor> inputs)>;
 
-  // `warm_up`: calls before the recording, at least 1, so that every plan is found and every buffer made. Inputs of
-  // other shapes or dtypes warm up and record again; earlier recordings are kept.
-  CapturedStep(Device device, Step step, int warm_up = 3);
+  // `warm_up`: calls before the recording, at least 1, so that every plan is found and every buffer made; kNever: all
+  // run as they are. Inputs of other shapes or dtypes warm up and record again; earlier recordings are kept.
+  static constexpr int kWarmUp = 3, kNever = std::numeric_limits<int>::max();
+  CapturedStep(Device device, Step step, int warm_up = kWarmUp);
   ~CapturedStep();
   CapturedStep(const CapturedStep&) = delete;
   CapturedStep& operator=(const CapturedStep&) = delete;
@@ -51,7 +53,8 @@ class CapturedStep {
 };
 
 // Host-side bookkeeping that belongs to a step, such as a tensor's count of writes: while this thread records, adds
-// `again` to what every replay does on the host; otherwise nothing.
+// `again` to what every replay does on the host right after its launch; otherwise nothing. The generator then stands
+// where the step began. `again` may read what the replay writes, and wait for it.
 void on_replay(std::function<void()> again);
 bool is_recording();
 

@@ -135,8 +135,26 @@ void capture(Device device) {
     CHECK(trained(device, true, level) == trained(device, false, level));
   set_deterministic(false);
 }
+
+// A report repeats the newest step with its random numbers; replays, too, tell where they began.
+void random_position(Device device) {
+  Run run(device);
+  CapturedStep step(device, [&](std::span<const Tensor> in) {
+    run.sgd->zero_grad();
+    run.amp->backward(cross_entropy(run.net(in[0]), in[1]));
+    run.sgd->step();
+  });
+  const Tensor x = Tensor::normal({6, 4}, {11, 1}).to(device), y = Tensor::zeros({6}, DType::i64, device);
+  for (int i = 0; i < 6; ++i) {
+    const uint64_t before = Context::of(device).generator().position();
+    step({x, y});
+    CHECK(run.amp->random_position() == before);
+    CHECK(Context::of(device).generator().position() == before + 1);
+  }
+}
 }  // namespace
 
+HT_ON_DEVICES("amp: where the newest step's random numbers began, eager and replayed", random_position)
 HT_ON_DEVICES("amp example 22: resume", resume)
 HT_ON_DEVICES("amp example 23: disabled", disabled)
 HT_ON_DEVICES("amp example 25: the whole step in one CUDA graph", capture)

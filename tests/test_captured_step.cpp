@@ -111,6 +111,10 @@ TEST_CASE("cuda captured step: a replay raises versions, keeps its memory and ne
   });
   for (int i = 0; i < 4; ++i) step({one});
   REQUIRE(step.replayed());
+  CapturedStep never(
+      gpu, [](std::span<const Tensor> in) { sum(in[0]).item(); }, CapturedStep::kNever);
+  for (int i = 0; i < 5; ++i) never({one});
+  CHECK(!never.replayed());
   const uint64_t version = total.version();
   const size_t reserved = memory_stats(gpu).reserved;
   for (int i = 0; i < 100; ++i) {
