@@ -149,6 +149,7 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   app.add_option("--workspace-limit", o.workspace_limit_mib, "largest workspace of a CUDA plan in MiB (default 1024)")
       ->group(kDevice)
       ->type_name("MIB");
+  app.add_flag("--eager", o.eager, "on CUDA launch a step's kernels singly, not as one graph")->group(kDevice);
 
   app.add_option("--eval", o.eval_every, "epochs between evaluations (default 1; 0: only after the last)")
       ->group(kReport);
@@ -209,6 +210,7 @@ std::string idle_flags(const TrainOptions& o) {
   idle("--tf32", o.tf32 != defaults.tf32);
   idle("--tune", o.tune != defaults.tune);
   idle("--workspace-limit", o.workspace_limit_mib != defaults.workspace_limit_mib);
+  idle("--eager", o.eager);
   return flags;
 }
 

@@ -48,9 +48,10 @@ struct TrainOptions {
   uint64_t seed = 0;
 
   bool deterministic = false;
-  bool tf32 = false;                   // TF32 convolutions and matrix products; nothing on the CPU, like the next two
+  bool tf32 = false;                   // TF32 convolutions and matrix products; nothing on the CPU, like the next three
   TuneMode tune = TuneMode::fast;      // see core/tuning.h
   int64_t workspace_limit_mib = 1024;  // of a convolution's or matrix product's plan
+  bool eager = false;                  // single launches in place of a CUDA graph of the step
 
   int64_t eval_every = 1;  // epochs between evaluations; 0: only after the last
   bool evaluate_only = false;

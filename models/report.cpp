@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "core/allocator.h"
+#include "core/captured_step.h"
 #include "core/parallel.h"
 #include "models/event_file.h"
 #include "models/program.h"
@@ -96,18 +97,6 @@ struct Reporter::Log {
   std::optional<EventFile> events;
 };
 
-int64_t count_correct(const Tensor& logits, const Tensor& labels) {
-  const Tensor z = logits.to(Device::cpu()).to(DType::f32), y = labels.to(Device::cpu()).to(DType::i64);
-  const int64_t n = z.dim(0), classes = z.dim(1);
-  int64_t correct = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const float* row = z.data<float>() + i * classes;
-    const float* best = std::max_element(row, row + classes);
-    correct += best - row == y.data<int64_t>()[i] && std::isfinite(*best);
-  }
-  return correct;
-}
-
 Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const optim::Optimizer& optimizer,
                    const amp::Amp* amp)
     : options_(options),
@@ -115,11 +104,12 @@ Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const opt
       optimizer_(optimizer),
       amp_(amp && amp->enabled() ? amp : nullptr),
       bar_(isatty(STDOUT_FILENO) && !options.quiet),
+      step_log_(options.device),
       chosen_by_(facts.validation_images > 0 ? "validation" : "test") {
   if (!options.log.empty() || !options.tensorboard.empty()) log_ = std::make_unique<Log>(options);
   const int64_t per_epoch = std::max<int64_t>(facts.steps_per_epoch, 1);
   epochs_total_ = (facts.total_steps + per_epoch - 1) / per_epoch;
-  steps_ = facts.first_step;
+  steps_ = steps_read_ = facts.first_step;
   epochs_ = steps_ / per_epoch;
   if (amp_ && steps_ > 0) status_ = amp_->status();  // skips of the run before are not news
   examined_skips_ = status_.skipped_steps;
@@ -175,10 +165,18 @@ Reporter::~Reporter() {
 }
 
 void Reporter::step(const Var& loss, const Var& logits, const Var& labels) {
-  pending_.push_back({++steps_, loss.value(), logits.value(), labels.value()});
+  step_log_.record(loss.value(), logits.value(), labels.value(), optimizer_.rate());
+  if (is_recording()) return on_replay([this] { count_step(); });
+  count_step();
+}
+
+// The host's part of a step. What it reads on the CPU stops a step before the update.
+void Reporter::count_step() {
+  ++steps_;
   if (steps_ == facts_.first_step + 1 && options_.tune == TuneMode::full) print_plans();
   const bool last = steps_ == facts_.total_steps || steps_ == (epochs_ + 1) * facts_.steps_per_epoch;
-  if (!options_.device.is_cuda() || last || steps_ % options_.print_freq == 0) read_pending();
+  const bool full = steps_ - steps_read_ == StepLog::kSlots;
+  if (!options_.device.is_cuda() || last || full || steps_ % options_.print_freq == 0) read_steps();
   if (!options_.quiet) show_progress();
 }
 
@@ -226,33 +224,32 @@ void Reporter::examine(amp::Amp& amp, const std::function<Var()>& loss) {
   amp::write_svg(report, options_.amp_report + ".svg");
 }
 
-void Reporter::read_pending() {
-  const std::vector<Pending> ready = std::exchange(pending_, {});
-  if (ready.empty()) return;
-  lr_ = optimizer_.lr();
+void Reporter::read_steps() {
+  if (steps_read_ == steps_) return;
+  const std::vector<StepEntry> entries = step_log_.read();
   read_status();
-  for (const Pending& p : ready) {
-    const double loss = p.loss.item();
-    const int64_t n = p.logits.dim(0), correct = count_correct(p.logits, p.labels);
+  for (const auto& [loss, lr, correct, images] : entries) {
+    ++steps_read_;
+    lr_ = lr;
     if (log_) {
       json record{{"type", "step"},
-                  {"step", p.step},
+                  {"step", steps_read_},
                   {"epoch", epochs_ + 1},
                   {"loss", loss},
-                  {"accuracy", static_cast<double>(correct) / static_cast<double>(n)},
+                  {"accuracy", static_cast<double>(correct) / static_cast<double>(images)},
                   {"lr", lr_}};
       add_amp(record, amp_, status_);
       log_->write(record);
     }
     if (std::isfinite(loss)) {
-      loss_sum_ += loss * static_cast<double>(n);
-      images_ += n;
+      loss_sum_ += loss * static_cast<double>(images);
+      images_ += images;
       correct_ += correct;
       continue;
     }
     if (amp_) continue;  // the step will be skipped, and read_status tells
-    if (log_) log_->write({{"type", "summary"}, {"status", "diverged"}, {"steps", p.step}});
-    fail("step ", p.step, " (epoch ", epochs_ + 1, "): the loss is ", loss,
+    if (log_) log_->write({{"type", "summary"}, {"status", "diverged"}, {"steps", steps_read_}});
+    fail("step ", steps_read_, " (epoch ", epochs_ + 1, "): the loss is ", loss,
          "; training has diverged, try a smaller --lr (", lr_, " now)");
   }
   images_per_second_ = static_cast<double>(images_) / std::max(seconds_since(epoch_start_), 1e-9);
@@ -296,7 +293,7 @@ void Reporter::evaluation(const Evaluation& evaluation, const std::string& name)
 }
 
 void Reporter::epoch() {
-  read_pending();
+  read_steps();
   read_status();  // with the last step
   const NamedEvaluations evaluations = std::exchange(evaluations_, {});
   const double seconds = seconds_since(epoch_start_), images = static_cast<double>(std::max<int64_t>(images_, 1));
@@ -325,7 +322,7 @@ void Reporter::epoch() {
 }
 
 int Reporter::finish(int stop_signal) {
-  read_pending();
+  read_steps();
   const double seconds = seconds_since(run_start_);
   std::string line = stop_signal == 0
                          ? "finished: "

@@ -11,6 +11,7 @@
 
 #include "amp/report.h"
 #include "models/options.h"
+#include "models/step_log.h"
 #include "optim/optimizer.h"
 
 namespace ht::models {
@@ -24,9 +25,6 @@ struct Evaluation {
 
 // By the name of what was evaluated: "test", "validation".
 using NamedEvaluations = std::vector<std::pair<std::string, Evaluation>>;
-
-// How many rows of logits [n, classes] have their largest value at the label. Waits for the device.
-int64_t count_correct(const Tensor& logits, const Tensor& labels);
 
 struct RunFacts {
   std::string model;  // "vgg16 width 0.25"
@@ -44,9 +42,10 @@ class Reporter {
            const amp::Amp* amp = nullptr);
   ~Reporter();
 
-  // In each step, before the optimizer moves the weights. Keeps handles only; the values are read every print_freq
-  // steps and at an epoch's end (on the CPU: at once), so that a step on CUDA does not wait. A loss that is not finite
-  // is an Error naming the step; under amp, which skips that step, it is told and left out of the mean.
+  // In each step, before the optimizer moves the weights; in a CapturedStep, too, whose replays then count and read as
+  // well. The values stay on the device and are read every print_freq steps and at an epoch's end (on the CPU: at
+  // once), so that a step on CUDA does not wait. A loss that is not finite is an Error naming the step; under amp,
+  // which skips that step, it is told and left out of the mean.
   void step(const Var& loss, const Var& logits, const Var& labels);
   // With --amp-report, after each step: names the op at fault when it was skipped; after the last one of an epoch
   // writes the report and its plot. `loss` computes the loss of the step's batch again.
@@ -63,11 +62,8 @@ class Reporter {
  private:
   using Clock = std::chrono::steady_clock;
   struct Log;
-  struct Pending {
-    int64_t step;
-    Tensor loss, logits, labels;
-  };
-  void read_pending();
+  void count_step();
+  void read_steps();
   void read_status();
   void show_progress();
   void print_plans();
@@ -81,8 +77,8 @@ class Reporter {
   bool bar_ = false;          // stdout is a terminal
   bool bar_drawn_ = false;
 
-  std::vector<Pending> pending_;
-  int64_t steps_ = 0, epochs_ = 0, epochs_total_ = 0;
+  StepLog step_log_;
+  int64_t steps_ = 0, steps_read_ = 0, epochs_ = 0, epochs_total_ = 0;
   double lr_ = 0, images_per_second_ = 0;
   amp::Status status_;
   int64_t examined_skips_ = 0;

@@ -58,16 +58,23 @@ int run(int argc, const char* const* argv) {
     return report.finish(stop.received());
   }
 
+  // One step; on CUDA, after a few of them, recorded as one graph and replayed: nothing in it reads a value back.
   const CrossEntropyOptions criterion{.label_smoothing = options.label_smoothing};
+  const auto train_step = [&](std::span<const Tensor> batch) {
+    const Var x = batch[0], y = batch[1];  // x [n, 32, 32, 3], y [n]
+    sgd.zero_grad();
+    const Var logits = model(x);  // [n, classes]
+    const Var loss = cross_entropy(logits, y, criterion);
+    amp.backward(loss);
+    report.step(loss, logits, y);  // before the update: on the CPU in FP32 a loss that is not finite stops the run here
+    sgd.step();
+  };
+  CapturedStep step(options.device, train_step, options.eager ? CapturedStep::kNever : CapturedStep::kWarmUp);
+
   for (int64_t epoch = train.position().epoch + 1; report.steps() < steps && !stop; ++epoch) {
     model.train();
-    for (const auto& [x, y] : train) {  // x [n, 32, 32, 3], y [n]
-      sgd.zero_grad();
-      const Var logits = model(x);  // [n, classes]
-      const Var loss = cross_entropy(logits, y, criterion);
-      amp.backward(loss);
-      report.step(loss, logits, y);  // before the update: in FP32 a loss that is not finite stops the run here
-      sgd.step();
+    for (const auto& [x, y] : train) {
+      step({x, y});
       if (ema) ema->update(report.steps());
       report.examine(amp, [&, x = x, y = y] { return cross_entropy(model(x), y, criterion); });  // --amp-report
       checkpoints.step(report.steps());

@@ -64,14 +64,22 @@ Evaluation evaluate_by(Module& model, data::Loader& loader, const std::function<
   const no_grad guard;
   model.eval();
   Evaluation sum;
+  StepLog log(loader.options().device);  // on CUDA the batches are queued without a wait
+  const auto add_up = [&] {
+    for (const StepEntry& e : log.read()) {
+      sum.loss += static_cast<double>(e.images) * e.loss;
+      sum.accuracy += static_cast<double>(e.correct);
+      sum.images += e.images;
+    }
+  };
+  int64_t batches = 0;
   for (const auto& [x, y] : loader) {
     const Var logits = logits_of(x);
-    const double n = static_cast<double>(x.dim(0));
-    sum.loss += n * cross_entropy(logits, y).item();
-    sum.accuracy += static_cast<double>(count_correct(logits.value(), y));
-    sum.images += x.dim(0);
+    log.record(cross_entropy(logits, y).value(), logits.value(), y);
+    if (++batches % StepLog::kSlots == 0) add_up();
     if (stop && stop()) break;
   }
+  add_up();
   model.train(was_training);
   if (sum.images > 0) {
     sum.loss /= static_cast<double>(sum.images);

@@ -251,7 +251,7 @@ std::vector<std::string> Optimizer::keys() const {
 
 double Optimizer::lr(size_t group) const {
   check_skips();
-  return Rate{group_at(group).rates, applied_}.now();
+  return rate(group).now();
 }
 
 void Optimizer::set_lr(double lr) {

@@ -79,8 +79,10 @@ class Optimizer {
   double lr(size_t group = 0) const;
   // What the newest steps did: skipped steps, and the norm of the gradients when clipping by it. Waits for the device.
   StepRecord record() const;
-  // Both as the device keeps them, for work that follows a step: [1] i64, and null while no step can be skipped.
+  // As the device keeps them, for work beside or after a step: [1] i64; the next step's rate; null while no step can
+  // be skipped.
   const Tensor& applied_counter() const { return applied_; }
+  Rate rate(size_t group = 0) const { return {group_at(group).rates, applied_}; }
   const StepRecord* record_on_device() const;
   // Throws Error, which names the cause, when ScalerOptions::max_consecutive_skips steps in a row were skipped.
   // applied_steps() and lr() call it.

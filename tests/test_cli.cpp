@@ -38,9 +38,9 @@ TEST_CASE("--help and --version") {
   CHECK(contains(r.out, "halftone 0."));
   r = train(folder, {"--help"});
   CHECK(r.code == 0);
-  for (const char* flag :
-       {"--data", "--epochs", "--iterations", "--batch-size", "--lr", "--schedule", "--log", "--quiet", "--tune",
-        "--tf32", "--deterministic", "--workspace-limit", "--amp", "--loss-scale", "--policy", "--amp-report"})
+  for (const char* flag : {"--data", "--epochs", "--iterations", "--batch-size", "--lr", "--schedule", "--log",
+                           "--quiet", "--tune", "--tf32", "--deterministic", "--eager", "--workspace-limit", "--amp",
+                           "--loss-scale", "--policy", "--amp-report"})
     CHECK(contains(r.out, flag));
 }
 
@@ -142,8 +142,8 @@ TEST_CASE("on the CPU the first line names the flags that do nothing there") {
     CHECK(!contains(r.out, "plan: "));
     return r.out.substr(0, r.out.find('\n'));
   };
-  CHECK(contains(first_line({"--tf32", "--tune", "full", "--workspace-limit", "64"}),
-                 "threads (no effect here: --tf32, --tune, --workspace-limit) | f32 |"));
+  CHECK(contains(first_line({"--tf32", "--tune", "full", "--workspace-limit", "64", "--eager"}),
+                 "threads (no effect here: --tf32, --tune, --workspace-limit, --eager) | f32 |"));
   const std::string plain = first_line({"--deterministic"});
   CHECK(contains(plain, "threads, deterministic | f32 |"));
   CHECK(!contains(plain, "no effect"));

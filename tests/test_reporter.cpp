@@ -5,11 +5,14 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/captured_step.h"
 #include "models/layers.h"
 #include "models/sequential.h"
 #include "models/trainer.h"
+#include "models/vgg.h"
 #include "optim/sgd.h"
 #include "tests/data_helpers.h"
+#include "tests/on_devices.h"
 
 using namespace ht;
 
@@ -40,7 +43,85 @@ std::vector<nlohmann::json> read_lines(const std::string& path) {
   for (std::string line; std::getline(in, line);) out.push_back(nlohmann::json::parse(line));
   return out;
 }
+
+// The records of two epochs of ten steps of a narrow VGG16, as train_vgg16 makes them; what depends on the clock, and
+// on when amp's status was read, is left out.
+std::vector<nlohmann::json> trained(Device device, bool captured, amp::Level level) {
+  manual_seed(3);
+  data::TempFolder folder;
+  models::TrainOptions o;
+  o.device = device;
+  o.log = (folder.path / "log.jsonl").string();
+  o.quiet = true;
+  o.print_freq = 4;
+  nn::Sequential net = models::vgg16({.width = 0.05});
+  net.to(device);
+  optim::Sgd sgd(net.parameters(), {.lr = 0.01, .momentum = 0.9});
+  sgd.set_schedule(optim::cosine_lr(20), 20);
+  amp::Amp amp = amp::initialize(net, sgd, {.level = level});
+  data::Loader loader(data::random_set(60), {.batch_size = 6, .device = device});
+  models::Reporter report(o, {.model = "m", .data = "d", .steps_per_epoch = 10, .total_steps = 20}, sgd, &amp);
+  const auto train_step = [&](std::span<const Tensor> batch) {
+    sgd.zero_grad();
+    const Var logits = net(batch[0]), loss = cross_entropy(logits, batch[1]);
+    amp.backward(loss);
+    report.step(loss, logits, batch[1]);
+    sgd.step();
+  };
+  CapturedStep step(device, train_step, captured ? CapturedStep::kWarmUp : CapturedStep::kNever);
+  data::Loader test(data::random_set(10), {.batch_size = 10, .device = device});
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    for (const auto& [x, y] : loader) step({x, y});
+    report.evaluation(models::evaluate(net, test), "test");
+    report.epoch();
+  }
+  CHECK(step.replayed() == (captured && device.is_cuda()));
+  CHECK(report.steps() == 20);
+  std::vector<nlohmann::json> lines = read_lines(o.log);
+  std::erase_if(lines, [](const nlohmann::json& line) { return line["type"] == "skip"; });
+  for (nlohmann::json& line : lines)
+    for (const char* key :
+         {"seconds", "images_per_second", "peak_memory_bytes", "loss_scale", "skipped_steps", "applied_steps"})
+      line.erase(key);
+  return lines;
+}
+
+void same_log(Device device) {
+  set_deterministic(true);
+  for (const amp::Level level : {amp::O0, amp::O1}) {
+    const auto graph = trained(device, true, level), eager = trained(device, false, level);
+    REQUIRE(graph.size() == 1 + 10 + 1 + 10 + 1);
+    for (size_t i = 0; i < graph.size(); ++i)
+      CHECK_MESSAGE(graph[i] == eager[i], graph[i].dump(), " ", eager[i].dump());
+    for (size_t i = 1; i <= 10; ++i) CHECK(graph[i]["step"] == i);
+    CHECK(graph[21]["step"] == 20);
+    CHECK(graph[21]["lr"].get<double>() < graph[20]["lr"].get<double>());
+  }
+  set_deterministic(false);
+}
 }  // namespace
+
+HT_ON_DEVICES("Reporter: a captured step logs what an eager one does", same_log)
+
+TEST_CASE("Reporter: on the CPU a loss that is not finite stops the step before the update") {
+  Subject subject;
+  auto& [folder, o, net, sgd] = subject;
+  models::Reporter report(o, {.model = "m", .data = "d", .steps_per_epoch = 4, .total_steps = 4}, sgd);
+  CapturedStep step(o.device, [&](std::span<const Tensor> batch) {
+    sgd.zero_grad();
+    const Var logits = net(batch[0]), loss = cross_entropy(logits, batch[1]);
+    loss.backward();
+    report.step(loss, logits, batch[1]);
+    sgd.step();
+  });
+  const Tensor x = Tensor::normal({2, 32, 32, 3}, {1, 1}), labels = Tensor::from({0, 1}, {2}, DType::i32);
+  step({x, labels});
+  const std::vector<double> weights = net.parameters()[0].value().to_vector();
+  x.fill_(NAN);
+  CHECK_THROWS_WITH(step({x, labels}),
+                    "step 2 (epoch 1): the loss is nan; training has diverged, try a smaller --lr (0.5 now)");
+  CHECK(net.parameters()[0].value().to_vector() == weights);
+}
 
 TEST_CASE("Reporter: with a validation set that one's best is told, the test beside it") {
   Subject subject;
