@@ -51,6 +51,14 @@ __device__ __forceinline__ int64_t first_channel() {
   return (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * N;
 }
 
+// Calls f.operator()<n>(r) for rows r, r + step, .. of [start, rows): kRows at once, the last ones one by one.
+template <int kRows, class F>
+__device__ __forceinline__ void for_rows(int64_t start, int64_t step, int64_t rows, F&& f) {
+  int64_t r = start;
+  for (; r + (kRows - 1) * step < rows; r += kRows * step) f.template operator()<kRows>(r);
+  for (; r < rows; r += step) f.template operator()<1>(r);
+}
+
 // Pairs of sums, [2, channels]: added up by atomics into zeros or, to give the same bits every time, each block's in
 // its own row of [parts, 2, channels], of which the last block makes the first row the sum. The pass that reads them
 // leaves the zeros as they were.
@@ -203,6 +211,15 @@ __device__ __forceinline__ float rising(float x, float slope) {
 }
 __device__ __forceinline__ double rising(double x, double slope) { return signbit(slope) ? -x : x; }
 
+template <class T, int N>
+__device__ __forceinline__ Pack<T, N> pack_at(const T* p) {
+  return *reinterpret_cast<const Pack<T, N>*>(p);
+}
+template <class T, int N>
+__device__ __forceinline__ void set_pack(T* p, const Pack<T, N>& pack) {
+  *reinterpret_cast<Pack<T, N>*>(p) = pack;
+}
+
 // The four pixels of a 2x2 window, N channels each, and where they lie. `whole`: it has an output.
 template <class T, int N>
 struct Window {
@@ -219,7 +236,7 @@ struct Window {
     for (int p = 0; p < 4; ++p) {
       inside[p] = 2 * oy + p / 2 < g.h && 2 * ox + p % 2 < g.w;
       at[p] = corner + (p / 2 * g.w + p % 2) * g.channels;
-      if (inside[p]) x[p] = *reinterpret_cast<const Pack<T, N>*>(from + at[p]);
+      x[p] = pack_at<T, N>(from + (inside[p] ? at[p] : corner));  // without a branch: all four loads at once
     }
   }
   // Of channel k: the pixel with the largest output, and its x.
@@ -235,14 +252,5 @@ struct Window {
     return first;
   }
 };
-
-template <class T, int N>
-__device__ __forceinline__ Pack<T, N> pack_at(const T* p) {
-  return *reinterpret_cast<const Pack<T, N>*>(p);
-}
-template <class T, int N>
-__device__ __forceinline__ void set_pack(T* p, const Pack<T, N>& pack) {
-  *reinterpret_cast<Pack<T, N>*>(p) = pack;
-}
 
 }  // namespace ht::bn

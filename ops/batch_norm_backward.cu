@@ -75,17 +75,15 @@ __global__ void __launch_bounds__(kThreads, kSumBlocks)
       }
     } else {
       constexpr int kRows = 2;  // at once
-      for (int64_t r = start; r < g.rows; r += kRows * step) {
-        Pack<T, N> v[kRows], d[kRows];
+      for_rows<kRows>(start, step, g.rows, [&]<int kCount>(int64_t r) {
+        Pack<T, N> v[kCount], d[kCount];
 #pragma unroll
-        for (int u = 0; u < kRows; ++u) {
-          if (r + u * step >= g.rows) break;
+        for (int u = 0; u < kCount; ++u) {
           v[u] = pack_at<T, N>(x + (r + u * step) * g.channels + c);
           d[u] = pack_at<T, N>(dy + (r + u * step) * g.channels + c);
         }
 #pragma unroll
-        for (int u = 0; u < kRows; ++u) {
-          if (r + u * step >= g.rows) break;
+        for (int u = 0; u < kCount; ++u)
 #pragma unroll
           for (int k = 0; k < N; ++k) {
             const A value = load_as(v[u].v[k]);
@@ -94,8 +92,7 @@ __global__ void __launch_bounds__(kThreads, kSumBlocks)
             sum[k] += grad;
             product[k] += grad * (value - channels.mean[k]);
           }
-        }
-      }
+      });
     }
   }
   add_pairs<N, A>(sum, product, sums);
@@ -125,17 +122,15 @@ __device__ __forceinline__ void input_gradient_rows(const Geometry& g, const Inp
   using A = acc_t<T>;
   constexpr int kRows = 2;  // at once
   const int64_t step = blocks * blockDim.y;
-  for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += kRows * step) {
-    Pack<T, N> v[kRows], d[kRows];
+  for_rows<kRows>(int64_t{blockIdx.x} * blockDim.y + threadIdx.y, step, g.rows, [&]<int kCount>(int64_t r) {
+    Pack<T, N> v[kCount], d[kCount];
 #pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      if (r + u * step >= g.rows) break;
+    for (int u = 0; u < kCount; ++u) {
       v[u] = pack_at<T, N>(x + (r + u * step) * g.channels + c);
       d[u] = pack_at<T, N>(dy + (r + u * step) * g.channels + c);
     }
 #pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      if (r + u * step >= g.rows) break;
+    for (int u = 0; u < kCount; ++u) {
 #pragma unroll
       for (int k = 0; k < N; ++k) {
         const A value = load_as(v[u].v[k]);
@@ -145,7 +140,7 @@ __device__ __forceinline__ void input_gradient_rows(const Geometry& g, const Inp
       }
       set_pack(dx + (r + u * step) * g.channels + c, v[u]);
     }
-  }
+  });
 }
 
 template <class T, int N>

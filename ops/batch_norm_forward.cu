@@ -21,22 +21,19 @@ __global__ void __launch_bounds__(kMostThreads, kMomentBlocks)
   A shift[N], sum[N] = {}, squares[N] = {};
   if (c < g.channels) {
     load_pack<T, N>(x + c, shift);
-    for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += kRows * step) {
-      Pack<T, N> v[kRows];
+    for_rows<kRows>(int64_t{blockIdx.x} * blockDim.y + threadIdx.y, step, g.rows, [&]<int kCount>(int64_t r) {
+      Pack<T, N> v[kCount];
 #pragma unroll
-      for (int u = 0; u < kRows; ++u)
-        if (r + u * step < g.rows) v[u] = pack_at<T, N>(x + (r + u * step) * g.channels + c);
+      for (int u = 0; u < kCount; ++u) v[u] = pack_at<T, N>(x + (r + u * step) * g.channels + c);
 #pragma unroll
-      for (int u = 0; u < kRows; ++u) {
-        if (r + u * step >= g.rows) break;
+      for (int u = 0; u < kCount; ++u)
 #pragma unroll
         for (int k = 0; k < N; ++k) {
           const A d = load_as(v[u].v[k]) - shift[k];
           sum[k] += d;
           squares[k] += d * d;
         }
-      }
-    }
+    });
   }
   add_pairs<N, A>(sum, squares, sums);
   sums.finish();
@@ -118,19 +115,17 @@ __device__ __forceinline__ void normalise_rows(const Geometry& g, const Channels
                                                int64_t c, int64_t blocks) {
   constexpr int kRows = 4;  // at once
   const int64_t step = blocks * blockDim.y;
-  for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += kRows * step) {
-    Pack<T, N> v[kRows];
+  for_rows<kRows>(int64_t{blockIdx.x} * blockDim.y + threadIdx.y, step, g.rows, [&]<int kCount>(int64_t r) {
+    Pack<T, N> v[kCount];
 #pragma unroll
-    for (int u = 0; u < kRows; ++u)
-      if (r + u * step < g.rows) v[u] = pack_at<T, N>(x + (r + u * step) * g.channels + c);
+    for (int u = 0; u < kCount; ++u) v[u] = pack_at<T, N>(x + (r + u * step) * g.channels + c);
 #pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      if (r + u * step >= g.rows) break;
+    for (int u = 0; u < kCount; ++u) {
 #pragma unroll
       for (int k = 0; k < N; ++k) v[u].v[k] = store_as<T>(channels.template value<kRelu>(load_as(v[u].v[k]), k));
       set_pack(y + (r + u * step) * g.channels + c, v[u]);
     }
-  }
+  });
 }
 
 template <class T, int N>

@@ -15,10 +15,8 @@ constexpr int kMostTaps = 64;
 constexpr int kBlocks = 3;  // an SM
 constexpr int kPad = 8;     // halves behind each row in shared memory, so that eight rows meet in no bank
 
-struct Tap {
-  int dy, dx, offset;  // of the input pixel and of the element, from the window's corner
-  int padding;
-};
+// A tap's place from the window's corner: rows, columns, elements.
+using Tap = int4;
 
 struct Geometry {
   int h, w, in, stride, padding, dilation, kh, kw;
@@ -33,23 +31,27 @@ struct Geometry {
       to[k] = k < taps ? Tap{dy, dx, (dy * w + dx) * in + k % in, 0} : Tap{1 << 30, 0, 0, 0};
     }
   }
-  // A pixel's taps -> `row`, 16 bytes at a time.
+  // A pixel's taps -> `row`, 16 bytes at a time. All loads are made, of the image's first element where the tap lies
+  // outside, so that none waits for a branch.
   template <int kWidth>
   __device__ __forceinline__ void gather(const Tap* list, const uint16_t* x, int64_t pixel, uint16_t* row) const {
+    const bool exists = pixel < pixels;
+    if (!exists) pixel = 0;
     const int64_t line = by_ow(pixel), n = by_oh(line);
     const int top = static_cast<int>(line - n * oh) * stride - padding;
     const int left = static_cast<int>(pixel - line * ow) * stride - padding;
-    const uint16_t* corner = x + ((n * h + top) * w + left) * in;
-    const bool exists = pixel < pixels;
+    const int corner = (top * w + left) * in;
+    const uint16_t* image = x + n * h * w * in;
 #pragma unroll
     for (int chunk = 0; chunk < kWidth / 8; ++chunk) {
       Pack<uint16_t> values;
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         const Tap tap = list[chunk * 8 + e];
-        const bool inside = exists && static_cast<unsigned>(top + tap.dy) < static_cast<unsigned>(h) &&
-                            static_cast<unsigned>(left + tap.dx) < static_cast<unsigned>(w);
-        values.v[e] = inside ? corner[tap.offset] : uint16_t{0};
+        const bool inside = exists & (static_cast<unsigned>(top + tap.x) < static_cast<unsigned>(h)) &
+                            (static_cast<unsigned>(left + tap.y) < static_cast<unsigned>(w));
+        const uint16_t value = __ldg(image + (inside ? corner + tap.z : 0));
+        values.v[e] = inside ? value : uint16_t{0};
       }
       *reinterpret_cast<Pack<uint16_t>*>(row + chunk * 8) = values;
     }
@@ -205,19 +207,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const uint16_t *my_taps = taps + warp * 32 * kRow, *my_rows = rows + warp * 32 * kDyRow;
   for (int64_t tile = blockIdx.x; tile * kPixels < g.pixels; tile += gridDim.x) {
     // Eight threads take a pixel's channels, 16 bytes each; a warp loads the 32 pixels that it multiplies.
-    Pack<uint16_t> loaded[8];
+    int4 loaded[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int64_t pixel = tile * kPixels + warp * 32 + i * 4 + lane / 8;
       const int channel = first_channel + lane % 8 * 8;
-      loaded[i] = {};
-      if (pixel < g.pixels && channel < g.out)
-        loaded[i] = *reinterpret_cast<const Pack<uint16_t>*>(dy + pixel * g.out + channel);
+      const bool exists = pixel < g.pixels && channel < g.out;
+      const int4 value = __ldg(reinterpret_cast<const int4*>(dy + (exists ? pixel * g.out + channel : 0)));
+      loaded[i] = exists ? value : int4{0, 0, 0, 0};
     }
     g.template gather<kWidth>(list, x, tile * kPixels + thread, taps + thread * kRow);
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      *reinterpret_cast<Pack<uint16_t>*>(rows + (warp * 32 + i * 4 + lane / 8) * kDyRow + lane % 8 * 8) = loaded[i];
+      *reinterpret_cast<int4*>(rows + (warp * 32 + i * 4 + lane / 8) * kDyRow + lane % 8 * 8) = loaded[i];
     __syncwarp();
 #pragma unroll
     for (int s = 0; s < 2; ++s) {  // 16 pixels each: the k of these products
