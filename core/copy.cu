@@ -50,11 +50,11 @@ void convert_on_device(const Tensor& from, const Tensor& to) {
 }
 }  // namespace
 
-bool kernels_run_here() {
+int kernel_architecture() {
   cudaFuncAttributes attributes{};
   const bool ok = cudaFuncGetAttributes(&attributes, probe_kernel) == cudaSuccess;
   cudaGetLastError();
-  return ok;
+  return ok ? attributes.ptxVersion : 0;  // not binaryVersion: code for an older one may be compiled for this device
 }
 
 void copy_cuda(const Tensor& from, const Tensor& to) {

@@ -58,7 +58,8 @@ std::shared_ptr<CudaContext> make_cuda_context(int device) {
   context->l2_bytes = static_cast<size_t>(properties.l2CacheSize);
   context->gpu_name = properties.name;
   context->compute = properties.major * 10 + properties.minor;
-  check(kernels_run_here(), "context: this build has kernels for sm_", HT_CUDA_ARCHITECTURES, ", but ",
+  context->kernels = kernel_architecture();
+  check(context->kernels > 0, "context: this build has kernels for sm_", HT_CUDA_ARCHITECTURES, ", but ",
         context->gpu_name, " is sm_", context->compute,
         "; configure with -DCMAKE_CUDA_ARCHITECTURES=", context->compute);
   context->main = make_lane(cuda_streams(device).main);

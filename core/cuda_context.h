@@ -34,6 +34,7 @@ struct CudaContext {
   size_t l2_bytes = 0;
   std::string gpu_name;  // "NVIDIA H200"
   int compute = 0;       // 90 for sm_90
+  int kernels = 0;       // the same of our kernels that run here, at most `compute`
   CudaLane main, side;   // side: work beside the main chain, joined by events
   cublasLtContext* cublas_lt = nullptr;
   // At least `bytes` zeros that a kernel on the main lane may use if it leaves them zeros.

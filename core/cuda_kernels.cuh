@@ -79,7 +79,7 @@ void launch_early(const CudaContext& cuda, void (*kernel)(P...), dim3 grid, dim3
   config.blockDim = block;
   config.stream = cuda.stream();
   config.attrs = &early;
-  config.numAttrs = cuda.compute >= 90 ? 1 : 0;
+  config.numAttrs = cuda.kernels >= 90 ? 1 : 0;  // older code has no wait_for_previous()
   HT_CUDA_CALL(cudaLaunchKernelEx(&config, kernel, P(args)...));
 }
 __device__ __forceinline__ void let_next_start() {
