@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """PyTorch's side of one repeat of the benchmark, the twin of bench/benchmark.cpp: same protocol, same line of JSON.
 
-    python3 bench/pytorch_benchmark.py --mode amp --batch 128 --data DIR [--number 0] [--iterations 100]
+    python3 bench/pytorch_benchmark.py --mode amp --batch 128 --data DIR [--number 0 ...] [--iterations 100]
 
 --mode: as bench/pytorch_vgg16.py's. As on our side the training set's bytes are on the GPU and batches are made there, and
-no loss is read before the end, so that the clock measures training and not the loading of files.
+no loss is read before the end, so that the clock measures training and not the loading of files. Several numbers are several
+repeats in one process, a line each: cudnn.benchmark then searches in the first one only.
 """
 import argparse
+import gc
 import json
 import math
 import pathlib
@@ -70,12 +72,15 @@ def step_ms(step, guess_s):
     return statistics.median(times)
 
 
-def run(args):
+def run(args, number):
+    gc.collect()  # of the repeat before
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
     images, labels = read_cifar10(args.data, [f"data_batch_{i}.bin" for i in range(1, 6)])
     if args.batch > len(labels):
         sys.exit(f"--batch {args.batch} is larger than the training set of {len(labels)} images")
     torch.manual_seed(args.seed)
-    for _ in range(args.number + 1):  # repeat i takes the network that one process, seeded once, would make i-th
+    for _ in range(number + 1):  # repeat i takes the network that one process, seeded once, would make i-th
         model = vgg16()
     model.cuda()
     x = torch.zeros(args.batch, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
@@ -125,10 +130,12 @@ def main():
                         choices=[m + way for m in METHODS for way in ("", "-graph", "-compile")])
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--data", required=True, help="folder of CIFAR-10's binary files")
-    parser.add_argument("--number", type=int, default=0, help="of this repeat, from 0")
+    parser.add_argument("--number", type=int, nargs="+", default=[0], help="of these repeats, from 0")
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--seed", type=int, default=7)
-    print(json.dumps(run(parser.parse_args())))
+    args = parser.parse_args()
+    for number in args.number:
+        print(json.dumps(run(args, number)), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 """The article's benchmark: VGG16 on CIFAR-10, methods x batch sizes x repeats, beside PyTorch if wanted.
 
     bench/run_benchmark --data DIR [--methods fp32 tf32 fp16 amp bf16] [--batches 128 256 512 1024 2048] [--repeats 5]
-        [--iterations 100] [--frameworks halftone pytorch ...] [--out DIR] [--gpu-name NAME]
+        [--iterations 100] [--frameworks halftone pytorch ...] [--together] [--out DIR] [--gpu-name NAME]
 
 Frameworks: halftone, halftone-eager, pytorch (eager), pytorch-graph, pytorch-compile. Each repeat is a process of its own,
 and frameworks take turns repeat by repeat. Results go to OUT/NAME.json after each repeat; the same command goes on where an
@@ -48,6 +48,8 @@ def arguments():
     parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build"), help="CMake's build folder")
     parser.add_argument("--jobs", type=int, default=1,
                         help="repeats at a time: for accuracy alone, since their times then say nothing")
+    parser.add_argument("--together", action="store_true",
+                        help="PyTorch's repeats of a method and batch size in one process, which searches once")
     parser.add_argument("--applied", action="store_true",
                         help="train until --iterations steps are applied, skipped ones not counted (Halftone only)")
     parser.add_argument("--python", default=sys.executable, help="the Python that has PyTorch")
@@ -74,26 +76,29 @@ def output_of(command):
     return lines[0] if done.returncode == 0 and lines else "unknown"
 
 
-def measure(command, timeout):
-    """What a process measured, its last line; or why there is nothing."""
-    begin = time.monotonic()
+def measure(command, timeout, count=1):
+    """What a process measured, its last `count` lines; in place of those that are missing, why there is nothing."""
+    begin, lines, error = time.monotonic(), [], "no output"
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=timeout)
-        lines = done.stdout.splitlines()
-        if done.returncode == 0 and lines:
-            result = {"status": "ok", **json.loads(lines[-1], parse_constant=lambda name: None)}  # NaN: none
-        else:
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")][-count:]
+        if done.returncode != 0:
             words = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
-            result = {"status": "failed", "error": f"exit code {done.returncode}: {words[-1][:500]}"}
+            error = f"exit code {done.returncode}: {words[-1][:500]}"
     except subprocess.TimeoutExpired:
-        result = {"status": "failed", "error": f"not done after {timeout:g} s"}
-    except (OSError, ValueError) as e:
-        result = {"status": "failed", "error": str(e)}
-    return {**result, "process_s": round(time.monotonic() - begin, 2)}
+        error = f"not done after {timeout:g} s"
+    except OSError as e:
+        error = str(e)
+    try:
+        results = [{"status": "ok", **json.loads(line, parse_constant=lambda name: None)} for line in lines]  # NaN: none
+    except ValueError as e:
+        results, error = [], str(e)
+    results += [{"status": "failed", "error": error}] * (count - len(results))
+    return [{**result, "process_s": round((time.monotonic() - begin) / count, 2)} for result in results]
 
 
-def command_of(args, framework, method, batch, number, iterations=None):
-    common = ["--batch", batch, "--number", number, "--iterations", iterations or args.iterations]
+def command_of(args, framework, method, batch, *numbers, iterations=None):
+    common = ["--batch", batch, "--number", *numbers, "--iterations", iterations or args.iterations]
     if args.data:
         common += ["--data", args.data]
     name, _, way = framework.partition("-")
@@ -120,7 +125,7 @@ def data_of(args):
 def start_document(args):
     """The machine, asked now; its file's earlier repeats, when they were measured in the same way."""
     print("Asking the device; timing products of matrices ...", flush=True)
-    facts = measure([str(args.program), "hardware", *args.device_flag, "--gemm", str(args.gemm)], args.timeout)
+    facts = measure([str(args.program), "hardware", *args.device_flag, "--gemm", str(args.gemm)], args.timeout)[0]
     if facts["status"] == "failed":
         sys.exit(f"{args.program}: {facts['error']}")
     cpu = re.search(r"model name\s*:\s*(.*)", pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8"))
@@ -156,13 +161,22 @@ def todo(args, document):
             for framework in args.frameworks if (key := (framework, method, batch, number)) not in done]
 
 
+def processes(args, keys):
+    """The keys of each process: one or, for PyTorch with --together, all of a method and batch size."""
+    groups = {}
+    for framework, method, batch, number in keys:
+        own = None if args.together and framework.startswith("pytorch") else number
+        groups.setdefault((framework, method, batch, own), []).append((framework, method, batch, number))
+    return list(groups.values())
+
+
 def find_plans(args, document, keys):
     """On a GPU the first run ever of a method and batch size searches for plans, which later ones find in a file. So it is
     done here, and told apart: what a first run of 5 iterations takes."""
     if "gpu" not in document["hardware"]:
         return
     for method, batch in dict.fromkeys((m, b) for f, m, b, _ in keys if f.startswith("halftone")):
-        result = measure(command_of(args, "halftone", method, batch, 0, iterations=5), args.timeout)
+        result = measure(command_of(args, "halftone", method, batch, 0, iterations=5), args.timeout)[0]
         if seconds := result.get("train_s"):
             document.setdefault("first_run_s", {}).setdefault(f"{method} {batch}", seconds)
         told = f"{seconds:.2f} s" if seconds else result["error"]
@@ -209,15 +223,19 @@ def main():
     if skipped := len(args.methods) * len(args.batches) * args.repeats * len(args.frameworks) - len(keys):
         print(f"{skipped} repeats are in {path} already", flush=True)
     find_plans(args, document, keys)
+    groups, count = processes(args, keys), 0
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        running = [pool.submit(measure, command_of(args, *key), args.timeout) for key in keys]
+        running = [pool.submit(measure, command_of(args, *group[0][:3], *(key[3] for key in group)),
+                               args.timeout * len(group), len(group)) for group in groups]
         try:
-            for i, (key, run) in enumerate(zip(keys, running)):
-                result = run.result()
-                failed += not keep(args, document, path, key, result, commit)
-                seconds.setdefault(key[0], []).append(result["process_s"] / args.jobs)
-                rest = f"; {eta(seconds, keys[i + 1:])} to go" if i + 1 < len(keys) else ""
-                print(f"[{i + 1}/{len(keys)}] {told(key, result)}{rest}", flush=True)
+            for i, (group, run) in enumerate(zip(groups, running)):
+                for key, result in zip(group, run.result()):
+                    count += 1
+                    failed += not keep(args, document, path, key, result, commit)
+                    seconds.setdefault(key[0], []).append(result["process_s"] / args.jobs)
+                    print(f"[{count}/{len(keys)}] {told(key, result)}", end="", flush=True)
+                    print("" if key != group[-1] or i + 1 == len(groups)
+                          else f"; {eta(seconds, [k for g in groups[i + 1:] for k in g])} to go", flush=True)
         finally:
             pool.shutdown(cancel_futures=True)
     print()

@@ -138,11 +138,13 @@ calls = log.read_text().splitlines() if log.exists() else []
 log.write_text("\\n".join([*calls, " ".join(sys.argv[1:])]))
 if "hardware" in sys.argv:
     print(json.dumps({"device": "cuda:0", "gpu": "Fake GPU", "gemm_n": 8192, "gemm_tflops": {"amp": 700.0}}))
-elif "--mode" in sys.argv and sys.argv[sys.argv.index("--number") + 1] == "1":
-    sys.exit("torch.OutOfMemoryError: CUDA out of memory")
 else:
     print("a line before")
-    print(json.dumps({"train_s": 1.5, "warm_up_s": 0.5, "step_ms": 2.0, "test_accuracy": 50.0, "test_loss": float("nan")}))
+    first = sys.argv.index("--number") + 1
+    for number in sys.argv[first:sys.argv.index("--iterations")]:
+        if "--mode" in sys.argv and number == "1":
+            sys.exit("torch.OutOfMemoryError: CUDA out of memory")
+        print(json.dumps({"train_s": 1.5, "warm_up_s": 0.5, "step_ms": 2.0, "test_accuracy": 50.0, "test_loss": float("nan")}))
 """
 
 
@@ -194,6 +196,14 @@ class Order(unittest.TestCase):
 
         self.assertEqual(self.run_it()[2], ["hardware --gemm -1", theirs.format(1)])  # only what failed
         self.assertEqual(len(benchmark_results.load(self.folder / "small.json")["repeats"]), 4)
+
+    def test_together(self):
+        code, out, calls = self.run_it("--together", "--repeats", "3")
+        self.assertEqual([call.split("--number ")[1].split(" --")[0] for call in calls[2:]], ["0", "0 1 2", "1", "2"])
+        document = benchmark_results.load(self.folder / "small.json")
+        theirs = {r["number"]: r["status"] for r in document["repeats"] if r["framework"] == "pytorch-graph"}
+        self.assertEqual(theirs, {0: "ok", 1: "failed", 2: "failed"})  # what was measured before the end counts
+        self.assertEqual(self.run_it("--together", "--repeats", "3")[2][-1].split("--number ")[1].split(" --")[0], "1 2")
 
     def test_what_it_refuses(self):
         self.run_it()
