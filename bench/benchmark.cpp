@@ -51,13 +51,9 @@ double step_ms(ht::Context& context, double guess_s, F&& step) {
 
 // In use on the whole GPU as its driver says: also the context, the libraries' code and the allocator's free blocks.
 json driver_mib(ht::Device device) {
-  if constexpr (ht::kCudaBuild) {
-    if (device.is_cuda()) {
-      const ht::CudaMemory memory = ht::cuda_memory(device.index);
-      return static_cast<double>(memory.total - memory.free) / kMiB;
-    }
-  }
-  return nullptr;
+  if (!device.is_cuda()) return nullptr;
+  const ht::CudaMemory memory = ht::cuda_memory(device.index);
+  return static_cast<double>(memory.total - memory.free) / kMiB;
 }
 
 json run_repeat(const RepeatOptions& o) {
@@ -169,11 +165,9 @@ json gemm_tflops(ht::Device device, int64_t n) {
 json hardware(const std::string& name, int64_t gemm) {
   const ht::Device device = ht::Device::parse(name);
   json facts{{"device", ht::str(device)}, {"halftone", ht::models::version_text()}};
-  if constexpr (ht::kCudaBuild) {
-    if (device.is_cuda()) {
-      facts["gpu"] = ht::Context::of(device).cuda().gpu_name;
-      facts["libraries"] = ht::cuda_versions();
-    }
+  if (device.is_cuda()) {
+    facts["gpu"] = ht::Context::of(device).cuda().gpu_name;
+    facts["libraries"] = ht::cuda_versions();
   }
   if (gemm < 0) gemm = device.is_cuda() ? 8192 : 256;
   if (gemm > 0) facts["gemm_n"] = gemm, facts["gemm_tflops"] = gemm_tflops(device, gemm);

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/build.h"
 #include "core/caching_allocator.h"
 #include "core/error.h"
 

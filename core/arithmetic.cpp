@@ -1,5 +1,6 @@
 #include "core/arithmetic.h"
 
+#include "core/build.h"
 #include "core/parallel.h"
 
 namespace ht {

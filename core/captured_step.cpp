@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/build.h"
 #include "core/caching_allocator.h"
 #include "core/context.h"
 #include "core/cuda_graph.h"

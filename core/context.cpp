@@ -6,11 +6,10 @@
 #include <thread>
 #include <vector>
 
+#include "core/build.h"
+#include "core/cuda_context.h"
 #include "core/error.h"
 #include "core/parallel.h"
-#if defined(HT_CUDA)
-#include "core/cuda_context.h"
-#endif
 
 namespace ht {
 
@@ -45,9 +44,13 @@ Device Device::parse(std::string_view text) {
 
 std::ostream& operator<<(std::ostream& out, Device d) { return d.is_cuda() ? out << "cuda:" << d.index : out << "cpu"; }
 
+bool cuda_is_built() { return kCudaBuild; }
+
 #if !defined(HT_CUDA)
-struct CudaContext {};
 int cuda_device_count() { return 0; }
+CudaMemory cuda_memory(int) { return {}; }
+std::string cuda_versions() { return ""; }
+CudaContext::~CudaContext() = default;
 #endif
 
 Context::Context(Device device) : device_(device) {

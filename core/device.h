@@ -7,12 +7,6 @@
 
 namespace ht {
 
-#if defined(HT_CUDA)
-inline constexpr bool kCudaBuild = true;
-#else
-inline constexpr bool kCudaBuild = false;
-#endif
-
 enum class DeviceType : uint8_t { cpu, cuda };
 
 struct Device {
@@ -32,5 +26,7 @@ std::ostream& operator<<(std::ostream& out, Device d);  // "cpu", "cuda:0"
 
 // How many CUDA devices this process can use; 0 in a CPU-only build or without a driver. Never throws.
 int cuda_device_count();
+// Whether this is a CUDA build.
+bool cuda_is_built();
 
 }  // namespace ht

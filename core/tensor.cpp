@@ -7,6 +7,7 @@
 #include <ostream>
 
 #include "core/allocator.h"
+#include "core/build.h"
 #include "core/captured_step.h"
 #include "core/copy.h"
 #include "core/parallel.h"

@@ -9,6 +9,7 @@
 #include <optional>
 #include <thread>
 
+#include "core/build.h"
 #include "core/captured_step.h"
 
 namespace ht::data {

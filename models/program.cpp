@@ -20,7 +20,7 @@ void remember(int signal) {
 
 std::string_view version() { return HALFTONE_VERSION; }
 
-std::string version_text() { return str("halftone ", version(), kCudaBuild ? " (CUDA)" : " (CPU only)"); }
+std::string version_text() { return str("halftone ", version(), cuda_is_built() ? " (CUDA)" : " (CPU only)"); }
 
 std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
   try {

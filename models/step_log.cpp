@@ -1,5 +1,7 @@
 #include "models/step_log.h"
 
+#include "core/build.h"
+
 namespace ht::models {
 
 int64_t count_correct(const Tensor& logits, const Tensor& labels) {

@@ -1,5 +1,6 @@
 // y[oy, ox, c] = sum of x over the window / kernel^2: padding counts as zeros.
 // dx[iy, ix, c] = sum of dy over the windows that cover the pixel / kernel^2. Both sums are FP32 for 16-bit data.
+#include "core/build.h"
 #include "core/parallel.h"
 #include "ops/pool.h"
 #include "ops/registry.h"

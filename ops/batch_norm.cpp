@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "core/build.h"
 #include "core/parallel.h"
 #include "ops/pool.h"
 #include "ops/registry.h"

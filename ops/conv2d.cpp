@@ -2,6 +2,7 @@
 // c] W[o, i, j, c], zeros outside x. Each product goes back to its factors:
 //   dx[n, p stride + i dilation - padding, ...] += dy[n, p, q, :] W[:, i, j, :]
 //   dW[:, i, j, :] += dy[n, p, q, :]^T x[n, p stride + i dilation - padding, ...],  dbias = the sum of dy's rows.
+#include "core/build.h"
 #include "ops/conv2d_kernels.h"
 #include "ops/gemm.h"
 #include "ops/parts.h"

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/build.h"
 #include "core/context.h"
 #include "core/parallel.h"
 #include "core/tensor.h"

@@ -2,6 +2,7 @@
 //   loss_i = -sum_j q_j logp_j,  logp = x - m - log sum_k e^(x_k - m);  y = sum or mean of loss_i;
 //   dx_ij = w dy (e^logp_j - q_j), w = 1 or 1 / n; for j == t by expm1, which keeps the digits of p - 1.
 // Backward reads the logits and two numbers a row (m and the log of the sum); probabilities are never stored.
+#include "core/build.h"
 #include "ops/class_loss.h"
 #include "ops/ops.h"
 #include "ops/reduce.h"

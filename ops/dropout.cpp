@@ -1,6 +1,7 @@
 // y_i = x_i / (1 - p) with probability 1 - p, else 0;  dx = dy under the same mask, drawn again from its Philox stream.
 #include "ops/dropout.h"
 
+#include "core/build.h"
 #include "core/parallel.h"
 #include "ops/ops.h"
 #include "ops/registry.h"

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "autograd/var.h"
+#include "core/build.h"
 #include "core/parallel.h"
 #include "ops/ops.h"
 #include "ops/reduce.h"

@@ -1,31 +1,14 @@
 #include "ops/gemm.h"
 
-#define EIGEN_DONT_PARALLELIZE  // threads are ours, outside
-#include <Eigen/Core>
 #include <algorithm>
 
+#include "core/build.h"
 #include "core/parallel.h"
 #include "ops/cpu_scratch.h"
 
 namespace ht {
 
 namespace {
-template <class T, int Order>
-using View = Eigen::Map<const Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Order>, 0, Eigen::OuterStride<>>;
-
-template <class T, int OrderA, int OrderB>
-void product(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c, int64_t ldc,
-             bool accumulate) {
-  const View<T, OrderA> left(a, m, k, Eigen::OuterStride<>(lda));
-  const View<T, OrderB> right(b, k, n, Eigen::OuterStride<>(ldb));
-  Eigen::Map<Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>, 0, Eigen::OuterStride<>> out(
-      c, m, n, Eigen::OuterStride<>(ldc));
-  if (accumulate)
-    out.noalias() += left * right;
-  else
-    out.noalias() = left * right;
-}
-
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Tile sizes from the shape alone: 256, halved until there is work for many threads or a tile gets too small to gain.
@@ -111,24 +94,6 @@ void sum_rows_cpu(const T* x, int64_t rows, int64_t cols, T* y) {
   for (int64_t c = 0; c < cols; ++c) y[c] = static_cast<T>(partial.data()[c]);
 }
 }  // namespace
-
-template <class T>
-void gemm_block(int64_t m, int64_t n, int64_t k, MatrixView<T> a, MatrixView<T> b, T* c, int64_t ldc, bool accumulate) {
-  if (k == 0) {
-    for (int64_t r = 0; r < m && !accumulate; ++r) std::fill_n(c + r * ldc, n, T(0));
-  } else if (!a.transposed && !b.transposed) {
-    product<T, Eigen::RowMajor, Eigen::RowMajor>(m, n, k, a.data, a.ld, b.data, b.ld, c, ldc, accumulate);
-  } else if (!a.transposed) {
-    product<T, Eigen::RowMajor, Eigen::ColMajor>(m, n, k, a.data, a.ld, b.data, b.ld, c, ldc, accumulate);
-  } else if (!b.transposed) {
-    product<T, Eigen::ColMajor, Eigen::RowMajor>(m, n, k, a.data, a.ld, b.data, b.ld, c, ldc, accumulate);
-  } else {
-    product<T, Eigen::ColMajor, Eigen::ColMajor>(m, n, k, a.data, a.ld, b.data, b.ld, c, ldc, accumulate);
-  }
-}
-template void gemm_block<float>(int64_t, int64_t, int64_t, MatrixView<float>, MatrixView<float>, float*, int64_t, bool);
-template void gemm_block<double>(int64_t, int64_t, int64_t, MatrixView<double>, MatrixView<double>, double*, int64_t,
-                                 bool);
 
 void gemm(Context& ctx, const GemmShape& shape, const Tensor& a, const Tensor& b, const Tensor& y, const Tensor& bias) {
   if constexpr (kCudaBuild) {

@@ -1,4 +1,5 @@
 // y[0, 0, c] = mean of x over the image;  dx = dy / (h w) for every pixel. Sums in FP32 for 16-bit data.
+#include "core/build.h"
 #include "core/parallel.h"
 #include "ops/pool.h"
 #include "ops/registry.h"

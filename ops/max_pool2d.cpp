@@ -1,6 +1,7 @@
 // y[oy, ox, c] = max of x over the window, padding left out; a NaN in the window wins.
 // dx: each window gives its dy to its first maximum in row-major order (its first NaN where there is one). Backward
 // finds the maximum again from x, which the layer before keeps anyway.
+#include "core/build.h"
 #include "core/parallel.h"
 #include "ops/pool.h"
 #include "ops/registry.h"

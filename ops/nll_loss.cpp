@@ -1,5 +1,6 @@
 // Row i of log-probabilities x with label t_i: y = sum or mean of -x[i, t_i];  dx[i, t_i] = -w dy, w = 1 or 1 / n, and
 // 0 elsewhere.
+#include "core/build.h"
 #include "ops/class_loss.h"
 #include "ops/ops.h"
 #include "ops/reduce.h"

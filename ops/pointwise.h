@@ -2,6 +2,7 @@
 #pragma once
 
 #include "autograd/var.h"
+#include "core/build.h"
 #include "core/parallel.h"
 #include "ops/map_row.h"
 #include "ops/pointwise_functions.h"

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "autograd/var.h"
+#include "core/build.h"
 #include "core/parallel.h"
 #include "ops/ops.h"
 #include "ops/runs.h"

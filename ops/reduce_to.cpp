@@ -1,5 +1,6 @@
 #include "ops/reduce_to.h"
 
+#include "core/build.h"
 #include "core/parallel.h"
 #include "ops/map_row.h"
 

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "autograd/var.h"
+#include "core/build.h"
 #include "core/parallel.h"
 #include "ops/float_math.h"
 #include "ops/reduce.h"

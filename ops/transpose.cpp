@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/build.h"
 #include "core/parallel.h"
 #include "ops/ops.h"
 #include "ops/registry.h"

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "core/build.h"
 #include "optim/blocks.h"
 
 namespace ht::optim {

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "core/build.h"
 #include "optim/blocks.h"
 
 namespace ht::optim {

@@ -1,5 +1,6 @@
 #include "optim/ema.h"
 
+#include "core/build.h"
 #include "optim/blocks.h"
 
 namespace ht::optim {

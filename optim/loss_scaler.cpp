@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/build.h"
 #include "optim/blocks.h"
 
 namespace ht::optim {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 
+#include "core/build.h"
 #include "core/range.h"
 #include "optim/clip.h"
 

@@ -5,6 +5,7 @@
 // One pass over memory: p, grad and v are read once, p, v and the half copy of p written once.
 #include "optim/sgd.h"
 
+#include "core/build.h"
 #include "optim/blocks.h"
 
 namespace ht::optim {

@@ -8,10 +8,10 @@
 #include "core/context.h"
 #include "core/cuda_context.h"
 
-#define HT_NEEDS_CUDA()                                                                                      \
-  if (::ht::cuda_device_count() == 0) {                                                                      \
-    MESSAGE("SKIPPED: no CUDA device in a ", std::string(::ht::kCudaBuild ? "CUDA" : "CPU-only"), " build"); \
-    return;                                                                                                  \
+#define HT_NEEDS_CUDA()                                                                                           \
+  if (::ht::cuda_device_count() == 0) {                                                                           \
+    MESSAGE("SKIPPED: no CUDA device in a ", std::string(::ht::cuda_is_built() ? "CUDA" : "CPU-only"), " build"); \
+    return;                                                                                                       \
   }
 
 #define HT_NEEDS_GPU_MEMORY(gib)                                                            \
@@ -24,9 +24,6 @@
 namespace ht {
 
 // Of device 0, as the driver reports it.
-inline double free_gpu_gib() {
-  if constexpr (kCudaBuild) return static_cast<double>(cuda_memory(0).free) / (1 << 30);
-  return 0;
-}
+inline double free_gpu_gib() { return static_cast<double>(cuda_memory(0).free) / (1 << 30); }
 
 }  // namespace ht

@@ -233,7 +233,7 @@ TEST_CASE("device: parsing, printing, absence") {
   CHECK_THROWS_AS(Context::of(Device::cuda(beyond)), Error);
   CHECK_THROWS_AS(Tensor::zeros({2}, DType::f32, Device::cuda(beyond)), Error);
   CHECK_THROWS_AS(Tensor::zeros({2}).to(Device::cuda(beyond)), Error);
-  if (!kCudaBuild)
+  if (!cuda_is_built())
     CHECK(error_of([] { Tensor::zeros({2}, DType::f32, Device::cuda()); }).find("needs a CUDA build") !=
           std::string::npos);
   CHECK_THROWS_AS(Context::of(Device::cpu()).cuda(), Error);

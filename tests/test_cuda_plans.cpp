@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "core/build.h"
 #include "core/cudnn_graph.h"
 #include "core/tuning.h"
 #include "ops/ops.h"
