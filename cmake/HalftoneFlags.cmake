@@ -27,8 +27,9 @@ if(HALFTONE_SANITIZE)
     add_link_options("$<$<LINK_LANGUAGE:CXX>:-fsanitize=${sanitizer}>")
   endforeach()
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
-  # Checks of every pointer make Eigen's files take minutes to compile; address sees null, and x86 does not mind alignment.
-  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize=null,alignment>")
+  # Checks of every pointer make Eigen's files take minutes to compile; address sees null and what lies outside an object,
+  # and x86 does not mind alignment.
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize=null,alignment,object-size,pointer-overflow>")
   add_compile_definitions(_GLIBCXX_ASSERTIONS)
 endif()
 

@@ -41,7 +41,7 @@ struct Sum final : Op {
 };
 
 Var twice(const Var& x, Fault fault = Fault::none) { return apply(Sum(fault), {x}); }
-Var add(const Var& a, const Var& b) { return apply(Sum(), {a, b}); }
+Var plus(const Var& a, const Var& b) { return apply(Sum(), {a, b}); }
 Var weight(int64_t n = 3) { return Var(Tensor::full({n}, 1), true); }
 Tensor ones(int64_t n = 3) { return Tensor::full({n}, 1); }
 size_t nodes(const Var& v) { return v.state()->tape->nodes().size(); }
@@ -50,13 +50,13 @@ size_t nodes(const Var& v) { return v.state()->tape->nodes().size(); }
 
 TEST_CASE("tape: a Var used twice gets both gradients, and equal ones do not share memory") {
   const Var a = weight(), b = weight();
-  const Var y = add(add(a, b), twice(a));
+  const Var y = plus(plus(a, b), twice(a));
   y.backward(ones());
   CHECK(a.grad().to_vector() == std::vector<double>{3, 3, 3});
   CHECK(b.grad().to_vector() == std::vector<double>{1, 1, 1});
   CHECK(!a.grad_slot().same_storage(b.grad_slot()));
   const Tensor seed = ones();
-  add(a, b).backward(seed);
+  plus(a, b).backward(seed);
   a.zero_grad();
   CHECK(!b.grad_slot().same_storage(seed));
   CHECK(seed.to_vector() == std::vector<double>{1, 1, 1});
@@ -65,7 +65,7 @@ TEST_CASE("tape: a Var used twice gets both gradients, and equal ones do not sha
 
 TEST_CASE("tape: a second walk is an error and changes no gradient") {
   const Var w = weight();
-  const Var trunk = twice(w), one = twice(trunk), two = add(trunk, trunk);
+  const Var trunk = twice(w), one = twice(trunk), two = plus(trunk, trunk);
   one.backward(ones());
   CHECK(w.grad().at(0) == 4);
   CHECK(error_of([&] { two.backward(ones()); }).find("was freed by an earlier backward") != std::string::npos);
@@ -91,7 +91,7 @@ TEST_CASE("tape: evaluation and training do not grow it, whatever outlives an it
     const Var kept = twice(twice(w));
     Var loss;
     for (int i = 0; i < 1000; ++i) {
-      loss = twice(add(twice(w), w));
+      loss = twice(plus(twice(w), w));
       w.zero_grad();
       loss.backward(ones());
       REQUIRE(w.grad().at(0) == 6);
@@ -106,7 +106,7 @@ TEST_CASE("tape: evaluation and training do not grow it, whatever outlives an it
     Var y = w;
     for (int i = 0; i < 300; ++i) {
       const Var dead = twice(twice(w));
-      live.push_back(add(y, w));
+      live.push_back(plus(y, w));
       y = i % 50 == 49 ? w : live.back();
     }
     CHECK(nodes(live.back()) <= 640);
@@ -122,11 +122,11 @@ TEST_CASE("tape: evaluation and training do not grow it, whatever outlives an it
 TEST_CASE("tape: a graph deeper than the stack is walked and freed without recursion") {
   const Var w(Tensor::full({1}, 0), true);
   Var y = w;
-  for (int i = 0; i < 100'000; ++i) y = add(y, w);
+  for (int i = 0; i < 100'000; ++i) y = plus(y, w);
   y.backward(ones(1));
   CHECK(w.grad().at(0) == 100'001);
   y = w;
-  for (int i = 0; i < 100'000; ++i) y = add(y, w);
+  for (int i = 0; i < 100'000; ++i) y = plus(y, w);
   y = {};
 }
 
