@@ -24,14 +24,14 @@ from torch import nn
 WARM_UP, WINDOWS, MIB = 5, 5, 2**20  # as in bench/benchmark.cpp
 
 
-def read_cifar10(folder, files):
-    """Bytes [n, 3, 32, 32], channels last, and labels [n], both on the GPU."""
+def read_cifar10(folder, files, device="cuda"):
+    """Bytes [n, 3, 32, 32], channels last, and labels [n], both on the device."""
     folder = pathlib.Path(folder)
     if (folder / "cifar-10-batches-bin").is_dir():
         folder = folder / "cifar-10-batches-bin"
     records = numpy.concatenate([numpy.fromfile(folder / name, numpy.uint8).reshape(-1, 3073) for name in files])
-    labels = torch.from_numpy(records[:, 0].astype(numpy.int64)).cuda()
-    images = torch.from_numpy(numpy.ascontiguousarray(records[:, 1:])).view(-1, 3, 32, 32).cuda()
+    labels = torch.from_numpy(records[:, 0].astype(numpy.int64)).to(device)
+    images = torch.from_numpy(numpy.ascontiguousarray(records[:, 1:])).view(-1, 3, 32, 32).to(device)
     return images.contiguous(memory_format=torch.channels_last), labels
 
 

@@ -68,14 +68,15 @@ class HalfWithMasters:
         torch._foreach_copy_(self.params, self.masters)
 
 
-def make_step(mode, model, x, y, kept_loss):
-    """A whole training step of the CUDA model on x and y, which may be written anew before each; its loss is copied out."""
+def make_step(mode, model, x, y, kept_loss, optimizer=None, label_smoothing=0.0):
+    """A whole training step of the CUDA model on x and y, which may be written anew before each; its loss is copied out.
+    `optimizer`, if not the benchmark's SGD, is of FP32 parameters."""
     method, way = use_mode(mode)
     model.to(memory_format=torch.channels_last)
     scale = {"fp16": 128, "amp": 1024}.get(method, 1)  # amp: where it is fixed, in a graph
     if method == "fp16":
         optimizer = HalfWithMasters(model, scale)
-    else:
+    elif optimizer is None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     dynamic = method == "amp" and way != "graph"
     scaler = torch.amp.GradScaler("cuda", enabled=dynamic)
@@ -91,7 +92,7 @@ def make_step(mode, model, x, y, kept_loss):
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", half, enabled=method in ("amp", "bf16")):
             logits = forward(x.half() if method == "fp16" else x)
-            loss = nn.functional.cross_entropy(logits.float(), y)
+            loss = nn.functional.cross_entropy(logits.float(), y, label_smoothing=label_smoothing)
         if dynamic:
             scaler.scale(loss).backward()
             scaler.step(optimizer)

@@ -12,7 +12,7 @@
 #include <optional>
 
 #include "core/allocator.h"
-#include "core/captured_step.h"
+#include "core/context.h"
 #include "core/parallel.h"
 #include "models/event_file.h"
 #include "models/program.h"
@@ -174,6 +174,10 @@ void Reporter::step(const Var& loss, const Var& logits, const Var& labels) {
 void Reporter::count_step() {
   ++steps_;
   if (steps_ == facts_.first_step + 1 && options_.tune == TuneMode::full) print_plans();
+  if (steps_ <= facts_.first_step + kWarmUpSteps) {
+    Context::of(options_.device).synchronize();
+    warm_up_s_ = train_s_ + seconds_since(epoch_start_);
+  }
   const bool last = steps_ == facts_.total_steps || steps_ == (epochs_ + 1) * facts_.steps_per_epoch;
   const bool full = steps_ - steps_read_ == StepLog::kSlots;
   if (!options_.device.is_cuda() || last || full || steps_ % options_.print_freq == 0) read_steps();
@@ -281,6 +285,12 @@ void Reporter::show_progress() {
   bar_time_ = Clock::now();
 }
 
+void Reporter::pause() {
+  if (std::exchange(paused_, true)) return;
+  Context::of(options_.device).synchronize();
+  if (steps_ > facts_.first_step) train_s_ += seconds_since(epoch_start_);
+}
+
 void Reporter::evaluation(const Evaluation& evaluation, const std::string& name) {
   if (steps_ == facts_.first_step && options_.tune == TuneMode::full) print_plans();
   if (evaluation.cut_short) return;
@@ -293,6 +303,7 @@ void Reporter::evaluation(const Evaluation& evaluation, const std::string& name)
 }
 
 void Reporter::epoch() {
+  pause();
   read_steps();
   read_status();  // with the last step
   const NamedEvaluations evaluations = std::exchange(evaluations_, {});
@@ -319,6 +330,7 @@ void Reporter::epoch() {
   loss_sum_ = 0;
   images_ = correct_ = 0;
   epoch_start_ = Clock::now();
+  paused_ = false;
 }
 
 int Reporter::finish(int stop_signal) {
@@ -330,6 +342,8 @@ int Reporter::finish(int stop_signal) {
   line +=
       format("%d steps, %.1f epochs, %.1f s", static_cast<int>(steps_),
              static_cast<double>(steps_) / static_cast<double>(std::max<int64_t>(facts_.steps_per_epoch, 1)), seconds);
+  if (train_s_ > 0)
+    line += format("; training %.2f s, and %.2f s of its first steps", train_s_ - warm_up_s_, warm_up_s_);
   for (const auto& [name, e] : last_evaluations_) {
     line += format("; %s accuracy %.2f %%", name.c_str(), 100 * e.accuracy);
     if (name == chosen_by_)
@@ -347,7 +361,9 @@ int Reporter::finish(int stop_signal) {
                 {"epochs", epochs_},
                 {str("best_", chosen_by_, "_accuracy"), best_epoch_ > 0 ? json(best_accuracy_) : json()},
                 {"peak_memory_bytes", memory_stats(options_.device).peak},
-                {"seconds", seconds}};
+                {"seconds", seconds},
+                {"train_s", train_s_ - warm_up_s_},
+                {"warm_up_s", warm_up_s_}};
     add_evaluations(record, last_evaluations_);
     add_amp(record, amp_, status_);
     log_->write(record);

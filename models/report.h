@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "amp/report.h"
+#include "core/captured_step.h"
 #include "models/options.h"
 #include "models/step_log.h"
 #include "optim/optimizer.h"
@@ -50,6 +51,8 @@ class Reporter {
   // With --amp-report, after each step: names the op at fault when it was skipped; after the last one of an epoch
   // writes the report and its plot. `loss` computes the loss of the step's batch again.
   void examine(amp::Amp& amp, const std::function<Var()>& loss);
+  // Before an epoch's evaluations: waits for the device and stops the clock of training until epoch().
+  void pause();
   // An evaluation, before epoch(), and of what: "test", "validation". One that a signal cut short is dropped.
   void evaluation(const Evaluation& evaluation, const std::string& name);
   // After each epoch, or what was done of it.
@@ -89,6 +92,9 @@ class Reporter {
   double best_accuracy_ = -1;
   int64_t best_epoch_ = 0;
   Clock::time_point run_start_ = Clock::now(), epoch_start_ = run_start_, bar_time_{};
+  bool paused_ = false;
+  static constexpr int kWarmUpSteps = CapturedStep::kWarmUp + 1;  // plans are found, the step is recorded
+  double train_s_ = 0, warm_up_s_ = 0;  // of all steps and of those alone, without evaluations
 };
 
 }  // namespace ht::models

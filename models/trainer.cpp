@@ -110,6 +110,7 @@ Evaluator::Evaluator(const TrainOptions& options, const DataSets& sets, Reporter
 }
 
 void Evaluator::operator()(Module& model, Module* average, bool last) {
+  report_.pause();
   evaluate_one(model, "", last);
   if (average) evaluate_one(*average, "_ema", last);
 }

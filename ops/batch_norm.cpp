@@ -181,8 +181,8 @@ void input_gradient(const Tiles& t, const T* x, const T* dy, const acc_t<T>* mea
 
 struct BatchNorm final : Op {
   BatchNormOptions options;
-  RunningStats running;  // constants of the graph
-  BatchNormTail tail;    // on CUDA only, where the same passes do its work
+  RunningStats running;               // constants of the graph
+  BatchNormTail tail;                 // on CUDA only, where the same passes do its work
   std::shared_ptr<ChannelSums> sums;  // null: none to come
   Saved x_, gamma_, beta_;
   Tensor mean_, invstd_;  // [c], as used
@@ -225,7 +225,8 @@ struct BatchNorm final : Op {
     const Tensor x = in[0], gamma = in[1], beta = in[2], y = Tensor::empty(out, ctx.device());
     mean_ = Tensor::empty_like(gamma), invstd_ = Tensor::empty_like(gamma);
     if constexpr (kCudaBuild) {
-      if (ctx.is_cuda()) batch_norm_forward_cuda(ctx, options, x, gamma, beta, running, y, mean_, invstd_, tail,
+      if (ctx.is_cuda())
+        batch_norm_forward_cuda(ctx, options, x, gamma, beta, running, y, mean_, invstd_, tail,
                                 sums ? std::exchange(sums->at, {}) : Tensor());
     }
     if (!ctx.is_cuda()) {

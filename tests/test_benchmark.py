@@ -16,6 +16,7 @@ BENCH = pathlib.Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 import benchmark_results  # noqa: E402
 import benchmark_tables  # noqa: E402
+import recipe_accuracy  # noqa: E402
 import run_benchmark  # noqa: E402
 
 BUILD = None
@@ -43,6 +44,19 @@ def python_with_matplotlib():
     system = "/usr/bin/python3"  # Debian's package is this one's
     found = pathlib.Path(system).exists() and subprocess.run([system, "-c", "import matplotlib"], capture_output=True)
     return system if found and found.returncode == 0 else None
+
+
+class RecipeAccuracy(unittest.TestCase):
+    def test_table_of_seeds_means_and_ratio(self):
+        def run(accuracy, train_s):
+            return {"test_accuracy": accuracy, "test_ema_accuracy": accuracy + 0.01, "test_ema_tta_accuracy": None,
+                    "train_s": train_s, "warm_up_s": 1.5, "process_s": 9}
+
+        text = recipe_accuracy.report({"halftone": [run(0.88, 5), run(0.90, 7)], "pytorch-graph": [run(0.87, 10)]})
+        self.assertIn("| halftone | 1 | 90.00 | 91.00 | - | 7.00 | 1.50 | 9.00 |", text)
+        self.assertIn("| halftone | mean | 89.00 ± 1.41 | 90.00 ± 1.41 | - | 6.00 ± 1.41 | 1.50 ± 0.00 | 9.00 ± 0.00 |", text)
+        self.assertIn("beside pytorch-graph: points of accuracy: test +2.00, averaged +2.00", text)
+        self.assertIn("training time 0.600 of it", text)
 
 
 class Results(unittest.TestCase):

@@ -1,9 +1,11 @@
 // What the training program tells: its JSON lines, skipped steps under amp, a run that diverges.
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "core/captured_step.h"
 #include "models/layers.h"
@@ -212,4 +214,32 @@ TEST_CASE("Reporter: one JSON line a record; a loss that is not finite ends the 
 
   o.log = (folder.path / "no/such/folder/log.jsonl").string();
   CHECK_THROWS_AS(models::Reporter(o, {}, sgd), Error);
+}
+
+TEST_CASE("Reporter: train_s holds the steps after the first four, and no evaluation") {
+  Subject subject;
+  auto& [folder, o, net, sgd] = subject;
+  const Tensor x = Tensor::normal({2, 32, 32, 3}, {1, 1}), labels = Tensor::from({0, 1}, {2}, DType::i32);
+  const auto pass = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
+  {
+    models::Reporter report(o, {.model = "m", .data = "d", .steps_per_epoch = 6, .total_steps = 12}, sgd);
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      for (int step = 0; step < 6; ++step) {
+        pass(10);
+        const Var logits = net(x);
+        report.step(cross_entropy(logits, labels), logits, labels);
+      }
+      if (epoch == 0) {
+        report.pause();
+        pass(150);  // an evaluation
+      }
+      report.epoch();
+    }
+    report.finish(0);
+  }
+  const nlohmann::json summary = read_lines(o.log).back();
+  const double first = summary["warm_up_s"], train = summary["train_s"], seconds = summary["seconds"];
+  CHECK(first >= 0.04);
+  CHECK(train >= 0.08);
+  CHECK(first + train <= seconds - 0.15);
 }
