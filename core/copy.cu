@@ -54,7 +54,8 @@ int kernel_architecture() {
   cudaFuncAttributes attributes{};
   const bool ok = cudaFuncGetAttributes(&attributes, probe_kernel) == cudaSuccess;
   cudaGetLastError();
-  return ok ? attributes.ptxVersion : 0;  // not binaryVersion: code for an older one may be compiled for this device
+  // Not binaryVersion: code for an older one may be compiled for this device.
+  return ok ? std::max(attributes.ptxVersion, 1) : 0;
 }
 
 void copy_cuda(const Tensor& from, const Tensor& to) {
