@@ -23,13 +23,6 @@ struct Loader::State {
   bool looping = false;
   Tensor images, labels;  // where batches are made: on the delivering device
 
-  std::vector<int32_t> order(int64_t epoch) const {
-    if (options.shuffle) return permutation(set.size(), options.seed, static_cast<uint64_t>(epoch));
-    std::vector<int32_t> order(static_cast<size_t>(set.size()));
-    std::iota(order.begin(), order.end(), 0);
-    return order;
-  }
-
   // The part of the permutation that is this rank's at a step: [begin, end).
   std::pair<int64_t, int64_t> part(LoaderPosition at) const {
     const int64_t global = options.batch_size * options.world, first = at.step * global;
@@ -42,13 +35,28 @@ struct Loader::State {
   Tensor device_order, cursor;
   int64_t cursor_first = 0, cursor_epoch = 0;
 
+  std::vector<int32_t> order{};  // of the epoch below
+  int64_t order_epoch = -1;
+
+  // Brings the order to the position's epoch; a loop's thread reads it, so not while one runs on the CPU.
+  void bring_order() {
+    if (order_epoch == position.epoch) return;
+    if (options.shuffle) {
+      order = permutation(set.size(), options.seed, static_cast<uint64_t>(position.epoch));
+    } else if (order.empty()) {
+      order.resize(static_cast<size_t>(set.size()));
+      std::iota(order.begin(), order.end(), 0);
+    }
+    order_epoch = position.epoch;
+  }
+
   int64_t stride() const { return options.batch_size * options.world; }
   bool in_place() const { return cursor && cursor_epoch == position.epoch && cursor_first == part(position).first; }
   void place_on_device() {
-    const std::vector<int32_t> indices = order(position.epoch);
+    bring_order();
     cursor_first = part(position).first, cursor_epoch = position.epoch;
     const int64_t now[kCursorSize] = {cursor_first, cursor_epoch, 0};
-    const Tensor order_now = Tensor::of<int32_t>(indices, {set.size()});
+    const Tensor order_now = Tensor::of<int32_t>(order, {set.size()});
     const Tensor cursor_now = Tensor::of<int64_t>(now, {kCursorSize});
     if (cursor) return device_order.copy_(order_now), cursor.copy_(cursor_now);
     device_order = order_now.to(options.device), cursor = cursor_now.to(options.device);
@@ -77,9 +85,9 @@ struct Loader::State {
     if (cursor) place_on_device();
   }
 
-  Batch make(std::span<const int32_t> order, LoaderPosition at) const {
+  Batch make(LoaderPosition at) const {
     const auto [begin, end] = part(at);
-    const auto mine = order.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+    const auto mine = std::span(order).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
     Batch batch{augment(set.images, mine, options.augment, table, options.seed, static_cast<uint64_t>(at.epoch)),
                 Tensor::empty({end - begin}, DType::i32)};
     const int32_t* labels = set.labels.data<int32_t>();
@@ -92,8 +100,7 @@ struct Loader::State {
 // One run from the position to the end of its epoch.
 struct Loader::Iterator::Loop {
   std::shared_ptr<State> state;
-  LoaderPosition next;         // that the consumer gets
-  std::vector<int32_t> order;  // unless the device makes the batches: then there is no thread
+  LoaderPosition next;  // that the consumer gets
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -103,8 +110,10 @@ struct Loader::Iterator::Loop {
   std::thread worker;
 
   explicit Loop(std::shared_ptr<State> s) : state(std::move(s)), next(state->position) {
-    if (!state->options.device.is_cuda()) order = state->order(next.epoch);
-    if (!order.empty() && state->options.prefetch > 0) worker = std::thread([this] { work(); });
+    if (!state->options.device.is_cuda()) {  // the device makes its batches itself
+      state->bring_order();
+      if (state->options.prefetch > 0) worker = std::thread([this] { work(); });
+    }
     state->looping = true;
   }
 
@@ -123,7 +132,7 @@ struct Loader::Iterator::Loop {
       std::optional<Batch> batch;
       std::exception_ptr error;
       try {
-        batch = state->make(order, at);
+        batch = state->make(at);
       } catch (...) {
         error = std::current_exception();
       }
@@ -139,7 +148,7 @@ struct Loader::Iterator::Loop {
 
   Batch take() {
     if (state->options.device.is_cuda()) return state->make_on_device();
-    if (!worker.joinable()) return state->make(order, next);
+    if (!worker.joinable()) return state->make(next);
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return !ready.empty() || failure; });
     if (ready.empty()) std::rethrow_exception(failure);
@@ -217,7 +226,8 @@ Batch Loader::next() {
   State& s = *state_;
   check(!s.looping, "loader: next() while a loop over this loader runs; end the loop first");
   if (!s.options.device.is_cuda()) {
-    Batch batch = s.make(s.order(s.position.epoch), s.position);
+    s.bring_order();
+    Batch batch = s.make(s.position);
     s.advance();
     return batch;
   }
