@@ -20,6 +20,8 @@ __device__ To convert(From v) {
 
 template <class From, class To>
 __global__ void convert_kernel(const From* in, To* out, int64_t n) {
+  let_next_start();
+  wait_for_previous();
   HT_GRID_STRIDE(i, n) out[i] = convert<To>(in[i]);
 }
 
@@ -42,9 +44,8 @@ void convert_on_device(const Tensor& from, const Tensor& to) {
   CudaContext& cuda = cuda_of(to);
   dispatch_all(from.dtype(), [&]<class From>() {
     dispatch_all(to.dtype(), [&]<class To>() {
-      convert_kernel<<<grid_for(cuda, to.numel(), 4), kBlock, 0, cuda.stream()>>>(from.data<From>(), to.data<To>(),
-                                                                                  to.numel());
-      HT_LAUNCHED("convert");
+      launch_early(cuda, convert_kernel<From, To>, grid_for(cuda, to.numel(), 4), kBlock, from.data<From>(),
+                   to.data<To>(), to.numel());
     });
   });
 }

@@ -13,6 +13,7 @@ __global__ void __launch_bounds__(kThreads)
   let_next_start();
   __shared__ int correct;
   if (threadIdx.x == 0) correct = 0;
+  wait_for_previous();
   __syncthreads();
   int mine = 0;
   for (int64_t i = threadIdx.x; i < n; i += kThreads) {
@@ -32,11 +33,10 @@ void record_step_cuda(const Tensor& ring, const Tensor& loss, const Tensor& logi
                       const optim::Rate& rate) {
   CudaContext& cuda = Context::of(ring.device()).cuda();
   dispatch_floating(logits.dtype(), "step log", [&]<class T>() {
-    record_kernel<T><<<1, kThreads, 0, cuda.stream()>>>(
-        reinterpret_cast<StepRing*>(ring.data<uint8_t>()), loss.data(), loss.dtype(), logits.data<T>(), labels.data(),
-        labels.dtype() == DType::i64, logits.dim(0), logits.dim(1), rate.values ? rate.values.data<double>() : nullptr,
-        rate.values ? rate.values.numel() : 0, rate.values ? rate.applied.data<int64_t>() : nullptr);
-    HT_LAUNCHED("step log");
+    launch_early(cuda, record_kernel<T>, 1, kThreads, reinterpret_cast<StepRing*>(ring.data<uint8_t>()), loss.data(),
+                 loss.dtype(), logits.data<T>(), labels.data(), labels.dtype() == DType::i64, logits.dim(0),
+                 logits.dim(1), rate.values ? rate.values.data<double>() : nullptr,
+                 rate.values ? rate.values.numel() : 0, rate.values ? rate.applied.data<int64_t>() : nullptr);
   });
 }
 

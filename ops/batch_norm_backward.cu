@@ -51,6 +51,7 @@ __global__ void __launch_bounds__(kThreads, kSumBlocks)
   let_next_start();
   const int64_t c = first_channel<N>(), step = int64_t{gridDim.x} * blockDim.y;
   A sum[N] = {}, product[N] = {};
+  wait_for_previous();
   if (c < g.channels) {
     Channels<T, N> channels;
     load_channels<N>(mean + c, channels.mean);
@@ -176,6 +177,7 @@ __global__ void __launch_bounds__(kThreads, kPool ? kPoolBlocks : kGradientBlock
   const int64_t c = first_channel<N>(), blocks = int64_t{gridDim.x} - 1;
   const bool works = blockIdx.x < blocks && c < g.channels;
   InputGradient<T, N> gradient;
+  let_next_start();
   wait_for_previous();
   if (works) {
     load_channels<N>(mean + c, gradient.channels.mean);
@@ -211,9 +213,8 @@ void backward(Context& ctx, bool training, const Tensor& x, const Tensor& gamma,
   if ((dx && training) || dgamma || dbeta) {
     const Launch launch = launch_for(cuda, g.rows, g.channels / N, kSumBlocks);
     terms.sums = make_pair_sums<A>(ctx, launch, g.channels, partial);
-    gradient_sums_kernel<T, N, kRelu, kPool><<<launch.grid, launch.block, 0, cuda.stream()>>>(
-        g, x.data<T>(), dy.data<T>(), m, invstd.data<A>(), ga, be, terms.sums);
-    HT_LAUNCHED("batch_norm gradient sums");
+    launch_early(cuda, gradient_sums_kernel<T, N, kRelu, kPool>, launch.grid, launch.block, g, x.data<T>(),
+                 dy.data<T>(), m, invstd.data<A>(), ga, be, terms.sums);
   }
   Launch launch = launch_for(cuda, g.rows, g.channels / N, kPool ? kPoolBlocks : kGradientBlocks);
   launch.grid.x = dx ? launch.grid.x + 1 : 1;

@@ -19,6 +19,7 @@ __global__ void __launch_bounds__(kMostThreads, kMomentBlocks)
   let_next_start();
   const int64_t c = first_channel<N>(), step = int64_t{gridDim.x} * blockDim.y;
   A shift[N], sum[N] = {}, squares[N] = {};
+  wait_for_previous();
   if (c < g.channels) {
     load_pack<T, N>(x + c, shift);
     for_rows<kRows>(int64_t{blockIdx.x} * blockDim.y + threadIdx.y, step, g.rows, [&]<int kCount>(int64_t r) {
@@ -154,6 +155,7 @@ __global__ void __launch_bounds__(kThreads, kNormaliseBlocks)
                      T* y) {
   const int64_t c = first_channel<N>(), blocks = int64_t{gridDim.x} - 1;
   const bool works = blockIdx.x < blocks && c < g.channels;
+  let_next_start();
   wait_for_previous();
   Channels<T, N> channels;
   if (works) {
@@ -199,8 +201,7 @@ void forward(Context& ctx, const BatchNormOptions& o, const Tensor& x, const Ten
   } else if (o.training) {
     const Launch launch = launch_for(cuda, all.rows, all.channels / N, kMomentBlocks, kMostThreads);
     statistics.sums = make_pair_sums<A>(ctx, launch, all.channels, partial);
-    moments_kernel<T, N><<<launch.grid, launch.block, 0, cuda.stream()>>>(all, x.data<T>(), statistics.sums);
-    HT_LAUNCHED("batch_norm moments");
+    launch_early(cuda, moments_kernel<T, N>, launch.grid, launch.block, all, x.data<T>(), statistics.sums);
   }
   const auto run = [&]<bool kRelu, bool kPool>() {
     Launch launch = launch_for(cuda, g.rows, g.channels / N, kNormaliseBlocks);
@@ -229,9 +230,8 @@ void batch_norm_sums_cuda(Context& ctx, const Tensor& x, const Tensor& sums) {
     using A = acc_t<T>;
     const Geometry g = geometry_of(x, {});
     const Launch launch = launch_for(ctx.cuda(), g.rows, g.channels / N, kMomentBlocks, kMostThreads);
-    moments_kernel<T, N><<<launch.grid, launch.block, 0, ctx.cuda().stream()>>>(
-        g, x.data<T>(), PairSums<A>{sums.data<A>(), g.channels, 0, nullptr});
-    HT_LAUNCHED("batch_norm moments");
+    launch_early(ctx.cuda(), moments_kernel<T, N>, launch.grid, launch.block, g, x.data<T>(),
+                 PairSums<A>{sums.data<A>(), g.channels, 0, nullptr});
   });
 }
 

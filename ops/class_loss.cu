@@ -20,6 +20,8 @@ template <class T, class L>
 __global__ void __launch_bounds__(kBlock)
     cross_entropy_rows_kernel(const T* logits, const L* labels, int64_t n, int64_t classes, double smoothing,
                               acc_t<T>* stats, acc_t<T>* row_loss) {
+  let_next_start();
+  wait_for_previous();
   using A = acc_t<T>;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const A e = static_cast<A>(smoothing);
@@ -46,6 +48,8 @@ template <class T, class L>
 __global__ void __launch_bounds__(kBlock)
     cross_entropy_gradient_kernel(const T* logits, const L* labels, int64_t n, int64_t classes, double smoothing,
                                   double weight, const acc_t<T>* stats, const T* dy, T* dx) {
+  let_next_start();
+  wait_for_previous();
   using A = acc_t<T>;
   const A e = static_cast<A>(smoothing), even = e / static_cast<A>(classes);
   const A g = static_cast<A>(static_cast<double>(load_as(*dy)) * weight);
@@ -60,6 +64,8 @@ __global__ void __launch_bounds__(kBlock)
 
 template <class T, class L>
 __global__ void nll_rows_kernel(const T* x, const L* labels, int64_t n, int64_t classes, acc_t<T>* row_loss) {
+  let_next_start();
+  wait_for_previous();
   HT_GRID_STRIDE(i, n) {
     const int64_t label = labels[i];
     row_loss[i] = label >= 0 && label < classes ? -load_as(x[i * classes + label]) : static_cast<acc_t<T>>(NAN);
@@ -68,6 +74,8 @@ __global__ void nll_rows_kernel(const T* x, const L* labels, int64_t n, int64_t 
 
 template <class T, class L>
 __global__ void nll_gradient_kernel(const L* labels, int64_t n, int64_t classes, double weight, const T* dy, T* dx) {
+  let_next_start();
+  wait_for_previous();
   const acc_t<T> g = static_cast<acc_t<T>>(-static_cast<double>(load_as(*dy)) * weight);
   HT_GRID_STRIDE(i, n) {
     if (labels[i] >= 0 && labels[i] < classes) dx[i * classes + labels[i]] = store_as<T>(g);
@@ -82,10 +90,9 @@ void cross_entropy_forward_cuda(Context& ctx, const CrossEntropyOptions& options
     using A = acc_t<T>;
     const Tensor row_loss = Tensor::empty({n}, dtype_of<A>(), ctx.device());
     if (n > 0) {
-      cross_entropy_rows_kernel<T, L><<<grid_for(ctx.cuda(), n * kLanes), kBlock, 0, ctx.cuda().stream()>>>(
-          logits.data<T>(), labels.data<L>(), n, logits.dim(1), options.label_smoothing, stats.data<A>(),
-          row_loss.data<A>());
-      HT_LAUNCHED("cross_entropy forward");
+      launch_early(ctx.cuda(), cross_entropy_rows_kernel<T, L>, grid_for(ctx.cuda(), n * kLanes), kBlock,
+                   logits.data<T>(), labels.data<L>(), n, logits.dim(1), options.label_smoothing, stats.data<A>(),
+                   row_loss.data<A>());
     }
     weighted_sum_on_cuda<T>(ctx, row_loss.data<A>(), n, reduction_weight(options.reduction, n), loss);
   });
@@ -96,10 +103,9 @@ void cross_entropy_backward_cuda(Context& ctx, const CrossEntropyOptions& option
   if (dx.numel() == 0) return;
   const int64_t n = logits.dim(0);
   dispatch_with_labels(dx.dtype(), "cross_entropy", labels, [&]<class T, class L>() {
-    cross_entropy_gradient_kernel<T, L><<<grid_for(ctx.cuda(), dx.numel()), kBlock, 0, ctx.cuda().stream()>>>(
-        logits.data<T>(), labels.data<L>(), n, logits.dim(1), options.label_smoothing,
-        reduction_weight(options.reduction, n), stats.data<acc_t<T>>(), dy.data<T>(), dx.data<T>());
-    HT_LAUNCHED("cross_entropy backward");
+    launch_early(ctx.cuda(), cross_entropy_gradient_kernel<T, L>, grid_for(ctx.cuda(), dx.numel()), kBlock,
+                 logits.data<T>(), labels.data<L>(), n, logits.dim(1), options.label_smoothing,
+                 reduction_weight(options.reduction, n), stats.data<acc_t<T>>(), dy.data<T>(), dx.data<T>());
   });
 }
 
@@ -110,9 +116,8 @@ void nll_loss_forward_cuda(Context& ctx, Reduction reduction, const Tensor& x, c
     using A = acc_t<T>;
     const Tensor row_loss = Tensor::empty({n}, dtype_of<A>(), ctx.device());
     if (n > 0) {
-      nll_rows_kernel<T, L><<<grid_for(ctx.cuda(), n), kBlock, 0, ctx.cuda().stream()>>>(
-          x.data<T>(), labels.data<L>(), n, x.dim(1), row_loss.data<A>());
-      HT_LAUNCHED("nll_loss forward");
+      launch_early(ctx.cuda(), nll_rows_kernel<T, L>, grid_for(ctx.cuda(), n), kBlock, x.data<T>(), labels.data<L>(), n,
+                   x.dim(1), row_loss.data<A>());
     }
     weighted_sum_on_cuda<T>(ctx, row_loss.data<A>(), n, reduction_weight(reduction, n), loss);
   });
@@ -123,9 +128,8 @@ void nll_loss_backward_cuda(Context& ctx, Reduction reduction, const Tensor& lab
   if (dx.numel() == 0) return;
   const int64_t n = dx.dim(0);
   dispatch_with_labels(dx.dtype(), "nll_loss", labels, [&]<class T, class L>() {
-    nll_gradient_kernel<T, L><<<grid_for(ctx.cuda(), n), kBlock, 0, ctx.cuda().stream()>>>(
-        labels.data<L>(), n, dx.dim(1), reduction_weight(reduction, n), dy.data<T>(), dx.data<T>());
-    HT_LAUNCHED("nll_loss backward");
+    launch_early(ctx.cuda(), nll_gradient_kernel<T, L>, grid_for(ctx.cuda(), n), kBlock, labels.data<L>(), n, dx.dim(1),
+                 reduction_weight(reduction, n), dy.data<T>(), dx.data<T>());
   });
 }
 

@@ -105,6 +105,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int first_channel = static_cast<int>(blockIdx.y) * kChannels;
   g.list(list, kWidth);
   block_sums[threadIdx.x] = 0;
+  let_next_start();
+  wait_for_previous();
   for (int i = static_cast<int>(threadIdx.x); i < kChannels * kWidth; i += kThreads) {
     const int c = first_channel + i / kWidth, k = i % kWidth;
     taps[i / kWidth * kRow + k] = c < g.out && k < g.taps ? weight[c * g.taps + k] : uint16_t{0};
@@ -202,6 +204,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int first_channel = static_cast<int>(blockIdx.y) * kChannels;
   g.list(list, kWidth);
+  let_next_start();
+  wait_for_previous();
   __syncthreads();
   float c[kGroups][kTiles][4] = {};
   const uint16_t *my_taps = taps + warp * 32 * kRow, *my_rows = rows + warp * 32 * kDyRow;
@@ -324,9 +328,8 @@ void few_channels_forward_cuda(Context& ctx, const Conv2dShape& s, const Tensor&
                                const Tensor& y, const Tensor& sums) {
   const Geometry g = geometry_of(s);
   dispatch(x.dtype(), g.taps, [&]<class T, int kWidth>() {
-    forward_kernel<T, kWidth><<<grid_of(ctx.cuda(), g), kThreads, 0, ctx.cuda().stream()>>>(
-        g, bits(x), bits(weight), static_cast<uint16_t*>(y.data()), sums ? sums.data<float>() : nullptr);
-    HT_LAUNCHED("conv2d of few channels");
+    launch_early(ctx.cuda(), forward_kernel<T, kWidth>, grid_of(ctx.cuda(), g), kThreads, g, bits(x), bits(weight),
+                 static_cast<uint16_t*>(y.data()), sums ? sums.data<float>() : nullptr);
   });
 }
 
@@ -343,9 +346,8 @@ void few_channels_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& d
       partial = Tensor::empty({grid.x, g.out, kWidth}, DType::f32, ctx.device());
       sums.at = partial.data<float>(), sums.parts = grid.x;
     }
-    weight_gradient_kernel<T, kWidth>
-        <<<grid, kThreads, 0, ctx.cuda().stream()>>>(g, bits(x), bits(dy), sums, static_cast<uint16_t*>(dw.data()));
-    HT_LAUNCHED("conv2d weight gradient of few channels");
+    launch_early(ctx.cuda(), weight_gradient_kernel<T, kWidth>, grid, kThreads, g, bits(x), bits(dy), sums,
+                 static_cast<uint16_t*>(dw.data()));
   });
 }
 

@@ -142,6 +142,8 @@ template <class A, class Put>
 __global__ void __launch_bounds__(kBlock) one_block_kernel(const A* values, int64_t n, Put put) {
   __shared__ double shared[kBlock];
   double sum = 0;
+  let_next_start();
+  wait_for_previous();
   for (int64_t i = threadIdx.x; i < n; i += kBlock) sum += static_cast<double>(values[i]);
   shared[threadIdx.x] = sum;
   for (int half = kBlock / 2; half > 0; half /= 2) {
@@ -156,9 +158,9 @@ __global__ void __launch_bounds__(kBlock) one_block_kernel(const A* values, int6
 template <class T>
 void weighted_sum_on_cuda(Context& ctx, const acc_t<T>* values, int64_t n, double weight, const Tensor& y) {
   if (n <= reduce_detail::kOneBlock) {
-    reduce_detail::one_block_kernel<<<1, kBlock, 0, ctx.cuda().stream()>>>(
-        values, n, reduce_detail::StoreWeighted<T>{y.data<T>(), weight});
-    HT_LAUNCHED("sum");
+    using Put = reduce_detail::StoreWeighted<T>;
+    launch_early(ctx.cuda(), reduce_detail::one_block_kernel<acc_t<T>, Put>, 1, kBlock, values, n,
+                 Put{y.data<T>(), weight});
     return;
   }
   ReducePlan plan;

@@ -6,6 +6,8 @@ namespace ht::optim {
 namespace {
 template <class T>
 __global__ void begin_kernel(ScalerState* states, int count, int id, bool first, const T* loss, float* seed) {
+  let_next_start();
+  wait_for_previous();
   *seed = begin_backward(states, count, id, first, finite_bits(*loss));
 }
 
@@ -35,9 +37,8 @@ __global__ void __launch_bounds__(kBlock)
 void begin_backward_cuda(const Tensor& states, int count, int id, bool first, const Tensor& loss, const Tensor& seed) {
   CudaContext& cuda = Context::of(states.device()).cuda();
   dispatch_floating(loss.dtype(), "amp.backward", [&]<class T>() {
-    begin_kernel<<<1, 1, 0, cuda.stream()>>>(reinterpret_cast<ScalerState*>(states.data<uint8_t>()), count, id, first,
-                                             loss.data<T>(), seed.data<float>());
-    HT_LAUNCHED("begin backward");
+    launch_early(cuda, begin_kernel<T>, 1, 1, reinterpret_cast<ScalerState*>(states.data<uint8_t>()), count, id, first,
+                 loss.data<T>(), seed.data<float>());
   });
 }
 
