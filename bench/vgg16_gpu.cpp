@@ -18,6 +18,7 @@
 
 #include "bench/timing.h"
 #include "bench/vgg16_step.h"
+#include "core/cuda_context.h"
 #include "core/tuning.h"
 
 namespace {
@@ -63,10 +64,13 @@ void measure(const std::string& mode, int64_t batch, int windows, int steps, boo
   std::printf(
       "{\"name\": \"halftone\", \"mode\": \"%s\", \"whole\": %s, \"eager\": %s, \"batch\": %lld, \"ms\": %.4f, "
       "\"spread_ms\": %.4f, "
-      "\"images_per_s\": %.0f, \"peak_mib\": %zu, \"reserved_mib\": %zu, \"first_step_s\": %.2f%s}\n",
+      "\"images_per_s\": %.0f, \"peak_mib\": %zu, \"reserved_mib\": %zu, "
+      "\"workspace_mib\": %zu, \"first_step_s\": %.2f%s}\n",
       mode.c_str(), whole ? "true" : "false", eager ? "true" : "false", static_cast<long long>(batch),
       ms[ms.size() / 2], ms.back() - ms.front(), 1000.0 * static_cast<double>(batch) / ms[ms.size() / 2],
-      memory.peak >> 20, memory.reserved >> 20, first_s, from_exec.c_str());
+      memory.peak >> 20, memory.reserved >> 20,
+      (context.cuda().main.workspace.bytes() + context.cuda().side.workspace.bytes()) >> 20, first_s,
+      from_exec.c_str());
   std::fflush(stdout);
 }
 }  // namespace

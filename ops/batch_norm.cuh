@@ -59,6 +59,13 @@ __device__ __forceinline__ void for_rows(int64_t start, int64_t step, int64_t ro
   for (; r < rows; r += step) f.template operator()<1>(r);
 }
 
+// n packs, `step` elements apart: all loads before any use.
+template <class T, int N, int kCount>
+__device__ __forceinline__ void load_rows(const T* from, int64_t step, Pack<T, N> (&to)[kCount]) {
+#pragma unroll
+  for (int u = 0; u < kCount; ++u) to[u] = *reinterpret_cast<const Pack<T, N>*>(from + u * step);
+}
+
 // Pairs of sums, [2, channels]: added up by atomics into zeros or, to give the same bits every time, each block's in
 // its own row of [parts, 2, channels], of which the last block makes the first row the sum. The pass that reads them
 // leaves the zeros as they were.

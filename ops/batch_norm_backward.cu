@@ -78,11 +78,8 @@ __global__ void __launch_bounds__(kThreads, kSumBlocks)
       constexpr int kRows = 2;  // at once
       for_rows<kRows>(start, step, g.rows, [&]<int kCount>(int64_t r) {
         Pack<T, N> v[kCount], d[kCount];
-#pragma unroll
-        for (int u = 0; u < kCount; ++u) {
-          v[u] = pack_at<T, N>(x + (r + u * step) * g.channels + c);
-          d[u] = pack_at<T, N>(dy + (r + u * step) * g.channels + c);
-        }
+        load_rows(x + r * g.channels + c, step * g.channels, v);
+        load_rows(dy + r * g.channels + c, step * g.channels, d);
 #pragma unroll
         for (int u = 0; u < kCount; ++u)
 #pragma unroll
@@ -125,11 +122,8 @@ __device__ __forceinline__ void input_gradient_rows(const Geometry& g, const Inp
   const int64_t step = blocks * blockDim.y;
   for_rows<kRows>(int64_t{blockIdx.x} * blockDim.y + threadIdx.y, step, g.rows, [&]<int kCount>(int64_t r) {
     Pack<T, N> v[kCount], d[kCount];
-#pragma unroll
-    for (int u = 0; u < kCount; ++u) {
-      v[u] = pack_at<T, N>(x + (r + u * step) * g.channels + c);
-      d[u] = pack_at<T, N>(dy + (r + u * step) * g.channels + c);
-    }
+    load_rows(x + r * g.channels + c, step * g.channels, v);
+    load_rows(dy + r * g.channels + c, step * g.channels, d);
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
 #pragma unroll

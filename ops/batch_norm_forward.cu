@@ -24,8 +24,7 @@ __global__ void __launch_bounds__(kMostThreads, kMomentBlocks)
     load_pack<T, N>(x + c, shift);
     for_rows<kRows>(int64_t{blockIdx.x} * blockDim.y + threadIdx.y, step, g.rows, [&]<int kCount>(int64_t r) {
       Pack<T, N> v[kCount];
-#pragma unroll
-      for (int u = 0; u < kCount; ++u) v[u] = pack_at<T, N>(x + (r + u * step) * g.channels + c);
+      load_rows(x + r * g.channels + c, step * g.channels, v);
 #pragma unroll
       for (int u = 0; u < kCount; ++u)
 #pragma unroll
@@ -118,8 +117,7 @@ __device__ __forceinline__ void normalise_rows(const Geometry& g, const Channels
   const int64_t step = blocks * blockDim.y;
   for_rows<kRows>(int64_t{blockIdx.x} * blockDim.y + threadIdx.y, step, g.rows, [&]<int kCount>(int64_t r) {
     Pack<T, N> v[kCount];
-#pragma unroll
-    for (int u = 0; u < kCount; ++u) v[u] = pack_at<T, N>(x + (r + u * step) * g.channels + c);
+    load_rows(x + r * g.channels + c, step * g.channels, v);
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
 #pragma unroll
