@@ -181,9 +181,9 @@ void input_gradient(const Tiles& t, const T* x, const T* dy, const acc_t<T>* mea
 
 struct BatchNorm final : Op {
   BatchNormOptions options;
-  RunningStats running;               // constants of the graph
-  BatchNormTail tail;                 // on CUDA only, where the same passes do its work
-  std::shared_ptr<ChannelSums> sums;  // null: none to come
+  RunningStats running;            // constants of the graph
+  BatchNormTail tail;              // on CUDA only, where the same passes do its work
+  std::shared_ptr<ConvNorm> link;  // to the convolution in front of it; may be null
   Saved x_, gamma_, beta_;
   Tensor mean_, invstd_;  // [c], as used
 
@@ -227,7 +227,7 @@ struct BatchNorm final : Op {
     if constexpr (kCudaBuild) {
       if (ctx.is_cuda())
         batch_norm_forward_cuda(ctx, options, x, gamma, beta, running, y, mean_, invstd_, tail,
-                                sums ? std::exchange(sums->at, {}) : Tensor());
+                                link ? std::exchange(link->sums, {}) : Tensor());
     }
     if (!ctx.is_cuda()) {
       dispatch_floating(x.dtype(), name(), [&]<class T>() {
@@ -283,12 +283,14 @@ struct BatchNorm final : Op {
 
   Grads backward(Context& ctx, const Tensor& dy, const std::vector<bool>& needs) override {
     const Tensor x = *x_, gamma = *gamma_;
-    const Tensor dx = needs[0] ? Tensor::empty_like(x) : Tensor();
+    const bool leaves = link && link->takes_left && link->only_weight && tail.relu && !tail.pool;
+    const Tensor dx = needs[0] && !leaves ? Tensor::empty_like(x) : Tensor();
     const Tensor dgamma = needs[1] ? Tensor::empty_like(gamma) : Tensor();
     const Tensor dbeta = needs[2] ? Tensor::empty_like(gamma) : Tensor();
     if constexpr (kCudaBuild) {
       if (ctx.is_cuda())
-        batch_norm_backward_cuda(ctx, options.training, x, gamma, *beta_, mean_, invstd_, dy, dx, dgamma, dbeta, tail);
+        batch_norm_backward_cuda(ctx, options.training, x, gamma, *beta_, mean_, invstd_, dy, dx, dgamma, dbeta, tail,
+                                 leaves ? &link->left : nullptr);
     }
     if (!ctx.is_cuda())
       dispatch_floating(x.dtype(), name(), [&]<class T>() { backward_cpu<T>(x, gamma, dy, dx, dgamma, dbeta); });
@@ -352,9 +354,9 @@ const OpInfo batch_norm_info{"batch_norm",
                              {ArgTag::by_tag, ArgTag::keep, ArgTag::keep}};
 
 std::unique_ptr<Op> make_batch_norm(const RunningStats& running, const BatchNormOptions& options, BatchNormTail tail,
-                                    std::shared_ptr<ChannelSums> sums) {
+                                    std::shared_ptr<ConvNorm> link) {
   auto op = std::make_unique<BatchNorm>();
-  op->options = options, op->running = running, op->tail = tail, op->sums = std::move(sums);
+  op->options = options, op->running = running, op->tail = tail, op->link = std::move(link);
   return op;
 }
 

@@ -2,6 +2,8 @@
 // c] W[o, i, j, c], zeros outside x. Each product goes back to its factors:
 //   dx[n, p stride + i dilation - padding, ...] += dy[n, p, q, :] W[:, i, j, :]
 //   dW[:, i, j, :] += dy[n, p, q, :]^T x[n, p stride + i dilation - padding, ...],  dbias = the sum of dy's rows.
+#include <utility>
+
 #include "core/build.h"
 #include "ops/conv2d_kernels.h"
 #include "ops/gemm.h"
@@ -13,7 +15,7 @@ namespace ht {
 
 namespace {
 struct Conv2d final : Op {
-  explicit Conv2d(const Conv2dOptions& o, std::shared_ptr<ChannelSums> s = {}) : options(o), sums(std::move(s)) {}
+  explicit Conv2d(const Conv2dOptions& o, std::shared_ptr<ConvNorm> l = {}) : options(o), link(std::move(l)) {}
   const OpInfo& info() const override { return conv2d_info; }
 
   TensorSpec infer(Inputs in) const override {
@@ -49,7 +51,10 @@ struct Conv2d final : Op {
     const Tensor bias = in.size() > 2 ? in[2] : Tensor();
     const Conv2dShape s = shape_of(x, w);
     if constexpr (kCudaBuild) {
-      if (ctx.is_cuda()) conv2d_forward_cuda(ctx, s, x, w, bias, y, sums ? &sums->at : nullptr);
+      if (ctx.is_cuda()) {
+        conv2d_forward_cuda(ctx, s, x, w, bias, y, link && link->wants_sums ? &link->sums : nullptr);
+        if (link) link->takes_left = has_few_channels(s, x.dtype());
+      }
     }
     if (!ctx.is_cuda()) {
       if (s.pointwise())
@@ -105,6 +110,8 @@ struct Conv2d final : Op {
   void weight_gradient(Context& ctx, const Tensor& dy, const Tensor& dw, bool beside) const {
     const Conv2dShape s = shape_of(*x_, *w_);
     if constexpr (kCudaBuild) {
+      if (link && link->left.x.defined())
+        return few_channels_wgrad_cuda(ctx, s, std::exchange(link->left, {}), *x_, dw);
       if (ctx.is_cuda()) return conv2d_wgrad_cuda(ctx, s, dy, *x_, dw, beside);
     }
     if (s.pointwise())
@@ -113,7 +120,7 @@ struct Conv2d final : Op {
   }
 
   Conv2dOptions options;
-  std::shared_ptr<ChannelSums> sums;  // null: not wanted
+  std::shared_ptr<ConvNorm> link;  // to the batch norm behind it; may be null
   Saved x_, w_;
 };
 
@@ -146,8 +153,8 @@ std::vector<Sample> samples() {
 
 const OpInfo conv2d_info{"conv2d", AmpTag::allow, "tensor cores: half in and out, FP32 accumulation", samples};
 
-std::unique_ptr<Op> make_conv2d(const Conv2dOptions& options, std::shared_ptr<ChannelSums> sums) {
-  return std::make_unique<Conv2d>(options, std::move(sums));
+std::unique_ptr<Op> make_conv2d(const Conv2dOptions& options, std::shared_ptr<ConvNorm> link) {
+  return std::make_unique<Conv2d>(options, std::move(link));
 }
 
 Var conv2d(const Var& x, const Var& weight, const Conv2dOptions& options) { return conv2d(x, weight, {}, options); }

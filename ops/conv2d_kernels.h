@@ -5,6 +5,7 @@
 
 #include "core/context.h"
 #include "core/tensor.h"
+#include "ops/parts.h"
 
 namespace ht {
 
@@ -39,5 +40,7 @@ bool has_few_channels(const Conv2dShape& s, DType dtype);
 void few_channels_forward_cuda(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& weight,
                                const Tensor& y, const Tensor& sums);
 void few_channels_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, const Tensor& x, const Tensor& dw);
+void few_channels_wgrad_cuda(Context& ctx, const Conv2dShape& s, const NormGradient& dy, const Tensor& x,
+                             const Tensor& dw);
 
 }  // namespace ht

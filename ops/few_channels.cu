@@ -192,10 +192,59 @@ struct WeightSums {
   unsigned* ticket;  // counts blocks; 0 before and after
 };
 
+// Where eight channels of dy at a pixel come from: memory, or a batch norm's input gradient, computed here.
+struct StoredRows {
+  static constexpr int kBlocks = 3;  // an SM
+  const uint16_t* dy;
+
+  struct Loaded {
+    int4 dy;
+  };
+  __device__ __forceinline__ void start(int64_t, int) {}
+  __device__ __forceinline__ Loaded load(int64_t at) const { return {__ldg(reinterpret_cast<const int4*>(dy + at))}; }
+  __device__ __forceinline__ int4 finish(const Loaded& l) const { return l.dy; }
+};
+
+template <class T>
+struct NormRows {
+  static constexpr int kBlocks = 2;
+  const uint16_t *x, *dy;
+  const float* coefficients;
+  float mean[8] = {}, slope[8] = {}, beta[8] = {}, tilt[8] = {}, shift[8] = {};
+
+  struct Loaded {
+    int4 x, dy;
+  };
+  __device__ __forceinline__ void start(int64_t channels, int c) {
+    for (int k = 0; k < 8; ++k) {
+      const float* at = coefficients + c + k;
+      mean[k] = at[0], slope[k] = at[channels], beta[k] = at[2 * channels], tilt[k] = at[3 * channels];
+      shift[k] = at[4 * channels];
+    }
+  }
+  __device__ __forceinline__ Loaded load(int64_t at) const {
+    return {__ldg(reinterpret_cast<const int4*>(x + at)), __ldg(reinterpret_cast<const int4*>(dy + at))};
+  }
+  __device__ __forceinline__ int4 finish(const Loaded& l) const {
+    Pack<T> v, d;
+    memcpy(&v, &l.x, sizeof v);
+    memcpy(&d, &l.dy, sizeof d);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const float offset = load_as(v.v[k]) - mean[k];
+      const float passed = offset * slope[k] + beta[k] > 0 ? load_as(d.v[k]) : 0.0f;
+      v.v[k] = store_as<T>(slope[k] * passed + (offset * tilt[k] + shift[k]));
+    }
+    int4 bits;
+    memcpy(&bits, &v, sizeof bits);
+    return bits;
+  }
+};
+
 // dw = the sum over pixels of dy^T taps; the last block rounds the sum and leaves the zeros as they were.
-template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads, kBlocks)
-    weight_gradient_kernel(Geometry g, const uint16_t* x, const uint16_t* dy, WeightSums sums, uint16_t* dw) {
+template <class T, int kWidth, class Rows>
+__global__ void __launch_bounds__(kThreads, Rows::kBlocks)
+    weight_gradient_kernel(Geometry g, const uint16_t* x, Rows source, WeightSums sums, uint16_t* dw) {
   constexpr int kRow = kWidth + kPad, kDyRow = kChannels + kPad, kTiles = kWidth / 8, kGroups = kChannels / 16;
   __shared__ Tap list[kWidth];
   __shared__ alignas(16) uint16_t taps[kPixels * kRow];
@@ -207,23 +256,28 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   let_next_start();
   wait_for_previous();
   __syncthreads();
+  constexpr int kTurn = 4;
+  const int channel = first_channel + lane % 8 * 8;
+  source.start(g.out, channel < g.out ? channel : 0);
   float c[kGroups][kTiles][4] = {};
   const uint16_t *my_taps = taps + warp * 32 * kRow, *my_rows = rows + warp * 32 * kDyRow;
   for (int64_t tile = blockIdx.x; tile * kPixels < g.pixels; tile += gridDim.x) {
-    // Eight threads take a pixel's channels, 16 bytes each; a warp loads the 32 pixels that it multiplies.
-    int4 loaded[8];
+    // Eight threads take a pixel's channels, 16 bytes each; a warp loads the 32 pixels that it multiplies, in two
+    // turns.
+    const auto place = [&](int i) { return warp * 32 + i * 4 + lane / 8; };
+    const auto exists = [&](int i) { return tile * kPixels + place(i) < g.pixels && channel < g.out; };
+    for (int turn = 0; turn < 8; turn += kTurn) {
+      typename Rows::Loaded loaded[kTurn];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int64_t pixel = tile * kPixels + warp * 32 + i * 4 + lane / 8;
-      const int channel = first_channel + lane % 8 * 8;
-      const bool exists = pixel < g.pixels && channel < g.out;
-      const int4 value = __ldg(reinterpret_cast<const int4*>(dy + (exists ? pixel * g.out + channel : 0)));
-      loaded[i] = exists ? value : int4{0, 0, 0, 0};
+      for (int i = 0; i < kTurn; ++i)
+        loaded[i] = source.load(exists(turn + i) ? (tile * kPixels + place(turn + i)) * g.out + channel : 0);
+      if (turn == 0) g.template gather<kWidth>(list, x, tile * kPixels + thread, taps + thread * kRow);
+#pragma unroll
+      for (int i = 0; i < kTurn; ++i) {
+        const int4 bits = exists(turn + i) ? source.finish(loaded[i]) : int4{0, 0, 0, 0};
+        *reinterpret_cast<int4*>(rows + place(turn + i) * kDyRow + lane % 8 * 8) = bits;
+      }
     }
-    g.template gather<kWidth>(list, x, tile * kPixels + thread, taps + thread * kRow);
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      *reinterpret_cast<int4*>(rows + (warp * 32 + i * 4 + lane / 8) * kDyRow + lane % 8 * 8) = loaded[i];
     __syncwarp();
 #pragma unroll
     for (int s = 0; s < 2; ++s) {  // 16 pixels each: the k of these products
@@ -299,9 +353,9 @@ Geometry geometry_of(const Conv2dShape& s) {
           i(s.oh),       i(s.ow), s.n * s.oh * s.ow, Divider(s.ow),      Divider(s.oh)};
 }
 
-dim3 grid_of(const CudaContext& cuda, const Geometry& g) {
+dim3 grid_of(const CudaContext& cuda, const Geometry& g, int blocks = kBlocks) {
   const int64_t tiles = (g.pixels + kPixels - 1) / kPixels, groups = (g.out + kChannels - 1) / kChannels;
-  const int64_t most = std::max<int64_t>(1, cuda.sm_count * kBlocks / groups);
+  const int64_t most = std::max<int64_t>(1, cuda.sm_count * blocks / groups);
   return dim3(static_cast<unsigned>(std::min(tiles, most)), static_cast<unsigned>(groups));
 }
 
@@ -333,11 +387,16 @@ void few_channels_forward_cuda(Context& ctx, const Conv2dShape& s, const Tensor&
   });
 }
 
-void few_channels_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, const Tensor& x, const Tensor& dw) {
+namespace {
+// rows.operator()<T>(): where dy comes from.
+template <class F>
+void weight_gradient(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& dw, F&& rows) {
   const Geometry g = geometry_of(s);
   dispatch(x.dtype(), g.taps, [&]<class T, int kWidth>() {
     constexpr size_t kTicket = 256;  // bytes, so that the sums stay aligned
-    const dim3 grid = grid_of(ctx.cuda(), g);
+    const auto source = rows.template operator()<T>();
+    using Rows = std::remove_const_t<decltype(source)>;
+    const dim3 grid = grid_of(ctx.cuda(), g, Rows::kBlocks);
     char* zeros = static_cast<char*>(
         ctx.cuda().zeros_of(kTicket + static_cast<size_t>(g.out) * static_cast<size_t>(kWidth) * sizeof(float)));
     WeightSums sums{reinterpret_cast<float*>(zeros + kTicket), 0, reinterpret_cast<unsigned*>(zeros)};
@@ -346,8 +405,22 @@ void few_channels_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& d
       partial = Tensor::empty({grid.x, g.out, kWidth}, DType::f32, ctx.device());
       sums.at = partial.data<float>(), sums.parts = grid.x;
     }
-    launch_early(ctx.cuda(), weight_gradient_kernel<T, kWidth>, grid, kThreads, g, bits(x), bits(dy), sums,
+    launch_early(ctx.cuda(), weight_gradient_kernel<T, kWidth, Rows>, grid, kThreads, g, bits(x), source, sums,
                  static_cast<uint16_t*>(dw.data()));
+  });
+}
+}  // namespace
+
+void few_channels_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, const Tensor& x, const Tensor& dw) {
+  weight_gradient(ctx, s, x, dw, [&]<class T>() { return StoredRows{bits(dy)}; });
+}
+
+void few_channels_wgrad_cuda(Context& ctx, const Conv2dShape& s, const NormGradient& dy, const Tensor& x,
+                             const Tensor& dw) {
+  weight_gradient(ctx, s, x, dw, [&]<class T>() {
+    NormRows<T> rows;
+    rows.x = bits(dy.x), rows.dy = bits(dy.dy), rows.coefficients = dy.coefficients.data<float>();
+    return rows;
   });
 }
 

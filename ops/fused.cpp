@@ -18,8 +18,8 @@ std::vector<Tensor> gather(const Fused::Part& part, Inputs in, const Tensor& pre
 }  // namespace
 
 void Fused::add_batch_norm(Device device, const RunningStats& running, const BatchNormOptions& options,
-                           BatchNormTail tail, int x, int gamma, int beta, std::shared_ptr<ChannelSums> sums) {
-  add(make_batch_norm(running, options, device.is_cuda() ? tail : BatchNormTail{}, std::move(sums)), {x, gamma, beta});
+                           BatchNormTail tail, int x, int gamma, int beta, std::shared_ptr<ConvNorm> link) {
+  add(make_batch_norm(running, options, device.is_cuda() ? tail : BatchNormTail{}, std::move(link)), {x, gamma, beta});
   if (device.is_cuda()) return;
   if (tail.relu) add(make_relu(), {kPrevious});
   if (tail.pool) add(make_max_pool2d({}), {kPrevious});
@@ -55,6 +55,8 @@ Grads Fused::backward(Context& ctx, const Tensor& dy, const std::vector<bool>& n
   };
   for (size_t p = 0; p < parts_.size(); ++p)
     for (const int i : parts_[p].inputs) wanted[p] = wanted[p] || is_wanted(p, i);
+
+  if (link_) link_->only_weight = !is_wanted(0, parts_[0].inputs[0]) && is_wanted(0, parts_[0].inputs[1]);
 
   Grads grads(needs.size());
   Tensor g = dy;
@@ -164,9 +166,11 @@ Var fused_conv_norm(const OpInfo& info, BatchNormTail tail, const Var& x, const 
                     const Var& gamma, const Var& beta, const RunningStats& running, const Conv2dOptions& conv,
                     const BatchNormOptions& options) {
   Fused op(info);
-  const auto sums = options.training && !bias ? std::make_shared<ChannelSums>() : nullptr;
-  op.add(make_conv2d(conv, sums), bias ? std::vector{0, 1, 4} : std::vector{0, 1});
-  op.add_batch_norm(x.device(), running, options, tail, Fused::kPrevious, 2, 3, sums);
+  const auto link = bias ? nullptr : std::make_shared<ConvNorm>();
+  if (link) link->wants_sums = options.training;
+  op.set_link(link);
+  op.add(make_conv2d(conv, link), bias ? std::vector{0, 1, 4} : std::vector{0, 1});
+  op.add_batch_norm(x.device(), running, options, tail, Fused::kPrevious, 2, 3, link);
   return bias ? apply(std::move(op), {x, weight, gamma, beta, bias}) : apply(std::move(op), {x, weight, gamma, beta});
 }
 

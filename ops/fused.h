@@ -19,9 +19,10 @@ class Fused final : public Op {
 
   explicit Fused(const OpInfo& info) : info_(&info) {}
   void add(std::unique_ptr<Op> op, std::vector<int> inputs) { parts_.push_back({std::move(op), std::move(inputs)}); }
-  // Batch norm and what follows it, as fits the device. `x`, `gamma` and `beta` as in Part::inputs; `sums` may be null.
+  void set_link(std::shared_ptr<ConvNorm> link) { link_ = std::move(link); }
+  // Batch norm and what follows it, as fits the device. `x`, `gamma` and `beta` as in Part::inputs; `link` may be null.
   void add_batch_norm(Device device, const RunningStats& running, const BatchNormOptions& options, BatchNormTail tail,
-                      int x, int gamma, int beta, std::shared_ptr<ChannelSums> sums = {});
+                      int x, int gamma, int beta, std::shared_ptr<ConvNorm> link = {});
 
   const OpInfo& info() const override { return *info_; }
   TensorSpec infer(Inputs in) const override;
@@ -31,6 +32,7 @@ class Fused final : public Op {
  private:
   const OpInfo* info_;
   std::vector<Part> parts_;
+  std::shared_ptr<ConvNorm> link_;  // between the first part and the second; may be null
 };
 
 // The functions of the fused ops, and what stands before their first ReLU.

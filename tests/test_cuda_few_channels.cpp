@@ -79,3 +79,29 @@ TEST_CASE("cuda few channels: the sums for a batch norm behind it") {
     CHECK(distance(found[1], expected[1], 1e-2) <= 1e-3);
   }
 }
+
+// Where the input needs no gradient the batch norm's input gradient is never in memory.
+TEST_CASE(
+    "cuda few channels: the weight's gradient behind batch norm and ReLU, with the input's gradient and without") {
+  HT_NEEDS_CUDA();
+  const Device gpu = Device::cuda();
+  for (const DType dtype : {DType::f16, DType::bf16})
+    for (const bool training : {true, false})
+      for (const int64_t out : {64, 72}) {
+        INFO(name_of(dtype) << (training ? " training, " : " evaluation, ") << out);
+        const auto gradients = [&](bool wants_input) {
+          const RunningStats running{
+              Tensor::zeros({out}, DType::f32, gpu), Tensor::full({out}, 2, DType::f32, gpu), {}};
+          const Var x(sample_uniform({9, 15, 17, 3}, 1, -1, 1.5).to(dtype).to(gpu), wants_input);
+          const Var w(sample_uniform({out, 3, 3, 3}, 2, -1, 1).to(dtype).to(gpu), true);
+          const Var gamma(sample_signed({out}, 3, 0.5, 2).to(DType::f32).to(gpu), true);
+          const Var beta(sample_uniform({out}, 4, -1, 1).to(DType::f32).to(gpu), true);
+          const Var y = conv_bn_relu(x, w, {}, gamma, beta, running, {.padding = 1}, {.training = training});
+          y.backward(sample_uniform(y.shape(), 5, 0.5, 1.5).to(dtype).to(gpu));
+          return std::vector{w.grad().to(Device::cpu()), gamma.grad().to(Device::cpu()), beta.grad().to(Device::cpu())};
+        };
+        const auto expected = gradients(true), found = gradients(false);
+        const double bound = dtype == DType::f16 ? 2e-3 : 2e-2;  // dy is rounded in either, but not summed in one order
+        for (size_t i = 0; i < expected.size(); ++i) CHECK(distance(found[i], expected[i], 0) <= bound);
+      }
+}
