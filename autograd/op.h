@@ -61,6 +61,13 @@ class Op {
   // The gradients of the inputs in their own shapes and dtypes, only those that `needs` asks for. dy has the output's
   // shape and dtype. May run more than once (retain_graph), so it must leave the saved members as they are.
   virtual Grads backward(Context& ctx, const Tensor& dy, const std::vector<bool>& needs) = 0;
+
+  // In MemoryMode::low a saved input that its own op can make again is not kept: it is dropped after forward and
+  // restored before backward. An op that cannot do the one or the other leaves these as they are.
+  virtual bool recomputes() const { return false; }
+  virtual Tensor recompute(Context&) { return {}; }  // the output, bit for bit, without an input that was dropped
+  virtual bool drop_input(size_t /*k*/) { return false; }
+  virtual void restore_input(size_t /*k*/, const Tensor& /*input*/) {}
 };
 
 // A tensor kept for backward, with its version: reading it after someone wrote to it is an Error.

@@ -4,6 +4,7 @@
 
 #include "core/arithmetic.h"
 #include "core/range.h"
+#include "core/tuning.h"
 
 namespace ht {
 
@@ -23,9 +24,21 @@ Tape::Edge Tape::edge_to(const Var& input) {
   return {input.state()->node, nullptr};
 }
 
+namespace {
+// Lets the op drop what earlier nodes can make again.
+void drop_inputs(std::span<const Tape::Node> nodes, Op& op, std::vector<Tape::Edge>& inputs) {
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    Tape::Edge& e = inputs[k];
+    const Op* from = e.node >= 0 ? nodes[static_cast<size_t>(e.node)].op.get() : nullptr;
+    e.dropped = from && from->recomputes() && op.drop_input(k);
+  }
+}
+}  // namespace
+
 void Tape::record(std::unique_ptr<Op> op, std::vector<Edge> inputs, VarState& out) {
   for (const Edge& e : inputs)
     if (e.node >= 0) ++nodes_[static_cast<size_t>(e.node)].uses;
+  if (memory_mode() == MemoryMode::low) drop_inputs(nodes_, *op, inputs);
   nodes_.push_back({std::move(op), std::move(inputs), out.value.spec(), out.value.device(), &out, 1});
   out.node = static_cast<int>(nodes_.size()) - 1;
 }
@@ -54,11 +67,22 @@ void Tape::check_walk(int root) const {
   }
 }
 
+// An earlier node is walked later, so it is still there.
+void Tape::restore_inputs(Node& node) {
+  for (size_t k = 0; k < node.inputs.size(); ++k) {
+    if (!node.inputs[k].dropped) continue;
+    Op& from = *nodes_[static_cast<size_t>(node.inputs[k].node)].op;
+    const Range range(from.name(), "recompute", &from);
+    node.op->restore_input(k, from.recompute(Context::of(node.device)));
+  }
+}
+
 Grads Tape::run_node(Node& node, Tensor dy) {
   std::vector<bool> needs(node.inputs.size());
   for (size_t k = 0; k < needs.size(); ++k) needs[k] = node.inputs[k].wanted();
   const Range range(node.op->name(), "backward", node.op.get());
   try {
+    restore_inputs(node);
     Grads grads = node.op->backward(Context::of(node.device), dy.to(node.out.dtype), needs);
     range.touches({&dy, 1});
     range.touches(grads);
@@ -104,7 +128,11 @@ void Tape::walk(int root, Tensor seed, bool retain_graph) {
     if (!dy.defined()) continue;
     Node& node = nodes_[static_cast<size_t>(i)];
     Grads grads = run_node(node, std::move(dy));
-    if (!retain_graph) node.op.reset();  // frees what it saved before the leaves' slots grow
+    if (!retain_graph)
+      node.op.reset();  // frees what it saved before the leaves' slots grow
+    else
+      for (size_t k = 0; k < node.inputs.size(); ++k)
+        if (node.inputs[k].dropped) node.op->drop_input(k);
     for (size_t k = 0; k < grads.size(); ++k) {
       const Edge& e = node.inputs[k];
       if (e.wanted() && grads[k].defined())

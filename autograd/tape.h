@@ -15,6 +15,7 @@ class Tape {
   struct Edge {
     int node = -1;
     std::shared_ptr<VarState> leaf;
+    bool dropped = false;  // the op has not kept this input: the earlier node makes it again
     bool wanted() const { return node >= 0 || leaf; }
   };
   struct Node {
@@ -42,6 +43,7 @@ class Tape {
   void check_walk(int root) const;
   void walk(int root, Tensor seed, bool retain_graph);
   void sweep(int root);
+  void restore_inputs(Node& node);
   Grads run_node(Node& node, Tensor dy);
   void free_unused(int node);
   void trim();

@@ -13,6 +13,7 @@ namespace ht {
 namespace {
 std::atomic<bool> allow_tf32{false};
 std::atomic<size_t> workspace_cap{size_t{1} << 30};
+std::atomic<MemoryMode> memory{MemoryMode::speed};
 std::atomic<TuneMode> asked_mode{TuneMode::fast};
 constexpr std::array<std::string_view, 3> kModeNames{"off", "fast", "full"};
 
@@ -24,6 +25,9 @@ void set_tf32(bool on) { allow_tf32 = on; }
 bool tf32() { return allow_tf32; }
 void set_workspace_limit(size_t bytes) { workspace_cap = bytes; }
 size_t workspace_limit() { return workspace_cap; }
+
+void set_memory_mode(MemoryMode mode) { memory = mode; }
+MemoryMode memory_mode() { return memory; }
 
 void set_tune_mode(TuneMode mode) { asked_mode = mode; }
 TuneMode tune_mode() { return deterministic() ? TuneMode::off : asked_mode.load(); }

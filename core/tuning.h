@@ -16,6 +16,12 @@ bool tf32();
 void set_workspace_limit(size_t bytes);
 size_t workspace_limit();
 
+// What backward needs is kept (speed) or, where an op can make its output again from what it keeps itself, made again
+// (low): CUDA's batch norm and what is fused with it.
+enum class MemoryMode : uint8_t { speed, low };
+void set_memory_mode(MemoryMode mode);
+MemoryMode memory_mode();
+
 // How long to search for the fastest plan of a convolution or matrix product that is met for the first time: not at
 // all (the first one that works), among a few candidates (the default), among all that the library offers.
 enum class TuneMode : uint8_t { off, fast, full };

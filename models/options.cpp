@@ -74,7 +74,7 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   app.set_version_flag("--version", version_text());
   app.option_defaults()->always_capture_default(false)->take_last();  // given twice: the last one counts
 
-  std::string device, augment, init, tune;
+  std::string device, augment, init, tune, memory;
   int64_t seed = 0;
   bool asked_nesterov = false, plain_momentum = false, no_decay_norm = false;
   app.add_option("--data", o.data, "folder of CIFAR-10's binary files (without it: a generated set)")
@@ -141,6 +141,12 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   app.add_flag("--deterministic", o.deterministic, "the same bits run to run; plans are not tuned")->group(kDevice);
   app.add_flag("--tf32", o.tf32, "TF32 for convolutions and matrix products on CUDA (default: full FP32)")
       ->group(kDevice);
+  app.add_option("--memory", memory,
+                 "on CUDA: speed, or low to compute activations again in backward in place of keeping them (default "
+                 "speed)")
+      ->group(kDevice)
+      ->check(CLI::IsMember({"speed", "low"}))
+      ->type_name("MODE");
   app.add_option("--tune", tune,
                  "search for the fastest CUDA plans: off, fast or full (and list them); found ones are kept on disk "
                  "(default fast)")
@@ -182,6 +188,7 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
     if (!augment.empty()) o.augment = parse_augment(augment);
     if (!init.empty()) o.init = parse_init(init);
     if (!tune.empty()) o.tune = parse_tune_mode(tune);
+    if (memory == "low") o.memory = MemoryMode::low;
     check(
         !o.deterministic || tune.empty() || o.tune == TuneMode::off, "--tune: ", tune,
         " cannot go with --deterministic, which takes the first plan that works so that every run takes the same one");
@@ -209,6 +216,7 @@ std::string idle_flags(const TrainOptions& o) {
   };
   idle("--tf32", o.tf32 != defaults.tf32);
   idle("--tune", o.tune != defaults.tune);
+  idle("--memory", o.memory != defaults.memory);
   idle("--workspace-limit", o.workspace_limit_mib != defaults.workspace_limit_mib);
   idle("--eager", o.eager);
   return flags;
@@ -219,6 +227,7 @@ void apply_settings(const TrainOptions& o) {
   set_deterministic(o.deterministic);
   set_tf32(o.tf32);
   set_tune_mode(o.tune);
+  set_memory_mode(o.memory);
   set_workspace_limit(static_cast<size_t>(o.workspace_limit_mib) << 20);
 }
 

@@ -48,7 +48,8 @@ struct TrainOptions {
   uint64_t seed = 0;
 
   bool deterministic = false;
-  bool tf32 = false;                   // TF32 convolutions and matrix products; nothing on the CPU, like the next three
+  bool tf32 = false;  // TF32 convolutions and matrix products; nothing on the CPU, like the next three
+  MemoryMode memory = MemoryMode::speed;
   TuneMode tune = TuneMode::fast;      // see core/tuning.h
   int64_t workspace_limit_mib = 1024;  // of a convolution's or matrix product's plan
   bool eager = false;                  // single launches in place of a CUDA graph of the step

@@ -186,6 +186,7 @@ struct BatchNorm final : Op {
   std::shared_ptr<ConvNorm> link;  // to the convolution in front of it; may be null
   Saved x_, gamma_, beta_;
   Tensor mean_, invstd_;  // [c], as used
+  TensorSpec out_;
 
   const OpInfo& info() const override { return batch_norm_info; }
 
@@ -250,7 +251,14 @@ struct BatchNorm final : Op {
         normalise(t, x.data<T>(), gamma.data<A>(), beta.data<A>(), mean, invstd, y.data<T>());
       });
     }
-    x_ = x, gamma_ = gamma, beta_ = beta;
+    x_ = x, gamma_ = gamma, beta_ = beta, out_ = out;
+    return y;
+  }
+
+  bool recomputes() const override { return x_ && x_->device().is_cuda(); }
+  Tensor recompute(Context& ctx) override {
+    const Tensor y = Tensor::empty(out_, ctx.device());
+    if constexpr (kCudaBuild) batch_norm_normalise_cuda(ctx, *x_, *gamma_, *beta_, mean_, invstd_, y, tail);
     return y;
   }
 

@@ -12,7 +12,10 @@ namespace ht {
 void batch_norm_forward_cuda(Context& ctx, const BatchNormOptions& options, const Tensor& x, const Tensor& gamma,
                              const Tensor& beta, const RunningStats& running, const Tensor& y, const Tensor& mean,
                              const Tensor& invstd, BatchNormTail tail, const Tensor& sums);
-// That pass alone, added to `sums` [2, c]: for its time.
+// y again from the mean and 1 / sqrt(var + eps) that it was made with.
+void batch_norm_normalise_cuda(Context& ctx, const Tensor& x, const Tensor& gamma, const Tensor& beta,
+                               const Tensor& mean, const Tensor& invstd, const Tensor& y, BatchNormTail tail);
+// The pass for the sums alone, added to `sums` [2, c]: for its time.
 void batch_norm_sums_cuda(Context& ctx, const Tensor& x, const Tensor& sums);
 // Undefined dx, dgamma or dbeta are not wanted. `training`: the statistics depend on x. `left`, unless null, is what dx
 // would be, for another kernel to compute.

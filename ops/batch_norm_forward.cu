@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kMostThreads, kMomentBlocks)
   sums.finish();
 }
 
-// Mean and variance of each channel: of the batch from its sums, else the running ones.
+// Mean and variance of each channel: of the batch from its sums, else the running ones, else those that are given.
 template <class T>
 struct Statistics {
   using A = acc_t<T>;
@@ -49,7 +49,7 @@ struct Statistics {
   double eps, momentum;           // of the running statistics
   A *running_mean, *running_var;  // may be null in training
   int64_t* batches;               // may be null
-  A *mean, *invstd;               // [c], for backward
+  A *mean, *invstd;               // [c], for backward; given where neither sums nor running values are
 
   __device__ __forceinline__ A inverse(A var) const { return A(1) / ::sqrt(var + static_cast<A>(eps)); }
   __device__ __forceinline__ void of_batch(A from, double sum, double squares, A& m, A& var) const {
@@ -74,9 +74,12 @@ struct Statistics {
 #pragma unroll
       for (int k = 0; k < N; ++k)
         of_batch(from[k], static_cast<double>(sum[k]), static_cast<double>(squares[k]), m[k], inv[k]);
-    } else {
+    } else if (running_mean) {
 #pragma unroll
       for (int k = 0; k < N; ++k) at(c + k, m[k], inv[k]);
+    } else {
+      load_channels<N>(mean + c, m);
+      return load_channels<N>(invstd + c, inv);
     }
 #pragma unroll
     for (int k = 0; k < N; ++k) inv[k] = inverse(inv[k]);
@@ -159,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, kNormaliseBlocks)
   if (works) {
     statistics.load(c, channels.mean, channels.slope);
     channels.load_affine(gamma, beta, c);
-  } else if (blockIdx.x == blocks) {
+  } else if (blockIdx.x == blocks && (statistics.sums.at || statistics.running_mean)) {
     statistics.write(g.channels);
   }
   const bool last = statistics.sums.is_last_reader();
@@ -170,6 +173,22 @@ __global__ void __launch_bounds__(kThreads, kNormaliseBlocks)
       normalise_rows<T, N, kRelu>(g, channels, x, y, c, blocks);
   }
   if (last) statistics.sums.clear();
+}
+
+template <class T, int N>
+void normalise(const CudaContext& cuda, const Geometry& g, const Tensor& x, const Statistics<T>& statistics,
+               const Tensor& gamma, const Tensor& beta, const Tensor& y, BatchNormTail tail) {
+  using A = acc_t<T>;
+  const auto run = [&]<bool kRelu, bool kPool>() {
+    Launch launch = launch_for(cuda, g.rows, g.channels / N, kNormaliseBlocks);
+    ++launch.grid.x;
+    launch_early(cuda, normalise_kernel<T, N, kRelu, kPool>, launch.grid, launch.block, g, x.data<T>(), statistics,
+                 gamma.data<A>(), beta.data<A>(), y.data<T>());
+  };
+  if (tail.pool)
+    run.template operator()<true, true>();
+  else
+    tail.relu ? run.template operator()<true, false>() : run.template operator()<false, false>();
 }
 
 template <class T, int N>
@@ -201,16 +220,7 @@ void forward(Context& ctx, const BatchNormOptions& o, const Tensor& x, const Ten
     statistics.sums = make_pair_sums<A>(ctx, launch, all.channels, partial);
     launch_early(cuda, moments_kernel<T, N>, launch.grid, launch.block, all, x.data<T>(), statistics.sums);
   }
-  const auto run = [&]<bool kRelu, bool kPool>() {
-    Launch launch = launch_for(cuda, g.rows, g.channels / N, kNormaliseBlocks);
-    ++launch.grid.x;
-    launch_early(cuda, normalise_kernel<T, N, kRelu, kPool>, launch.grid, launch.block, g, x.data<T>(), statistics,
-                 gamma.data<A>(), beta.data<A>(), y.data<T>());
-  };
-  if (tail.pool)
-    run.template operator()<true, true>();
-  else
-    tail.relu ? run.template operator()<true, false>() : run.template operator()<false, false>();
+  normalise<T, N>(cuda, g, x, statistics, gamma, beta, y, tail);
 }
 }  // namespace
 
@@ -220,6 +230,17 @@ void batch_norm_forward_cuda(Context& ctx, const BatchNormOptions& options, cons
   if (x.numel() == 0) return mean.fill_(0), invstd.fill_(1 / std::sqrt(options.eps));
   dispatch_packs({x, y, gamma, beta}, x.shape().back(), [&]<class T, int N>() {
     forward<T, N>(ctx, options, x, gamma, beta, running, y, mean, invstd, tail, sums);
+  });
+}
+
+void batch_norm_normalise_cuda(Context& ctx, const Tensor& x, const Tensor& gamma, const Tensor& beta,
+                               const Tensor& mean, const Tensor& invstd, const Tensor& y, BatchNormTail tail) {
+  if (x.numel() == 0) return;
+  dispatch_packs({x, y, gamma, beta}, x.shape().back(), [&]<class T, int N>() {
+    using A = acc_t<T>;
+    Statistics<T> statistics{};
+    statistics.mean = mean.data<A>(), statistics.invstd = invstd.data<A>();
+    normalise<T, N>(ctx.cuda(), geometry_of(x, tail), x, statistics, gamma, beta, y, tail);
   });
 }
 

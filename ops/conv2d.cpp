@@ -79,6 +79,12 @@ struct Conv2d final : Op {
     return grads;
   }
 
+  bool drop_input(size_t k) override {
+    if (k == 0) x_ = {};
+    return k == 0;
+  }
+  void restore_input(size_t, const Tensor& input) override { x_ = input; }
+
  private:
   Conv2dShape shape_of(const Tensor& x, const Tensor& w) const {
     Conv2dShape s{.n = x.dim(0),

@@ -28,6 +28,10 @@ class Fused final : public Op {
   TensorSpec infer(Inputs in) const override;
   Tensor forward(Context& ctx, Inputs in, const TensorSpec& out) override;
   Grads backward(Context& ctx, const Tensor& dy, const std::vector<bool>& needs) override;
+  bool recomputes() const override { return parts_.back().op->recomputes(); }
+  Tensor recompute(Context& ctx) override { return parts_.back().op->recompute(ctx); }
+  bool drop_input(size_t k) override { return k == 0 && parts_[0].op->drop_input(0); }  // the first part's first
+  void restore_input(size_t, const Tensor& input) override { parts_[0].op->restore_input(0, input); }
 
  private:
   const OpInfo* info_;
