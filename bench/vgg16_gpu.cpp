@@ -4,7 +4,7 @@
 // The step is one CUDA graph, unless --eager. With --whole it also makes each batch (bench/vgg16_step.h).
 //   bench_vgg16_gpu [--whole] [--eager] [--modes fp32 tf32 fp16 amp bf16] [--batches 128 ...] [--windows 7] [--steps
 //   20]
-//                   [--tune off|fast|full]
+//                   [--tune off|fast|full] [--memory speed|low]
 #include <time.h>
 #include <unistd.h>
 
@@ -81,12 +81,13 @@ int main(int argc, char** argv) {
   std::vector<int64_t> batches{128, 256, 512, 1024, 2048};
   int windows = 7, steps = 20;
   bool whole = false, eager = false;
-  std::string tune = "fast";
+  std::string tune = "fast", memory = "speed";
   app.add_option("--modes", modes)->check(CLI::IsMember(bench::kMethods));
   app.add_option("--batches", batches)->check(CLI::PositiveNumber);
   app.add_option("--windows", windows)->check(CLI::PositiveNumber);
   app.add_option("--steps", steps)->check(CLI::PositiveNumber);
   app.add_option("--tune", tune)->check(CLI::IsMember({"off", "fast", "full"}));
+  app.add_option("--memory", memory)->check(CLI::IsMember({"speed", "low"}));
   app.add_flag("--whole", whole, "also makes each batch from u8 images, Nesterov momentum, decay, a schedule");
   app.add_flag("--eager", eager, "no CUDA graph of the step");
   CLI11_PARSE(app, argc, argv);
@@ -96,6 +97,7 @@ int main(int argc, char** argv) {
   }
   try {
     ht::set_tune_mode(ht::parse_tune_mode(tune));
+    if (memory == "low") ht::set_memory_mode(ht::MemoryMode::low);
     for (const std::string& mode : modes)
       for (const int64_t batch : batches) measure(mode, batch, windows, steps, whole, eager);
   } catch (const ht::Error& e) {

@@ -1,5 +1,6 @@
 #include "models/init.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/context.h"
@@ -16,6 +17,15 @@ double kaiming_std(const Tensor& weight, const KaimingOptions& o) {
 
 double xavier_std(const Tensor& weight, double gain) {
   return gain * std::sqrt(2.0 / static_cast<double>(fan_in(weight) + fan_out(weight)));
+}
+
+// Those of rank 2 and above but the last.
+std::vector<Tensor> inner_weights(const Module& model) {
+  std::vector<Tensor> weights;
+  for (const Var& p : model.parameters())
+    if (p.shape().rank() >= 2) weights.push_back(p.value());
+  if (!weights.empty()) weights.pop_back();
+  return weights;
 }
 }  // namespace
 
@@ -41,10 +51,23 @@ void kaiming_normal_(const Tensor& weight, const KaimingOptions& options) {
   normal_(weight, 0, kaiming_std(weight, options));
 }
 
+void dirac_(const Tensor& weight) {
+  const int64_t in = fan_in(weight), channels = weight.dim(-1), centre = in / channels / 2 * channels;
+  const Tensor flat = weight.view({weight.numel()});
+  flat.zero_();
+  for (int64_t i = 0; i < std::min(weight.dim(0), channels); ++i) {
+    const int64_t at = i * in + centre + i;
+    flat.rows(at, at + 1).fill_(1);
+  }
+}
+
 void kaiming_fan_out_(const Module& model) {
-  std::vector<Var> weights = model.parameters();
-  std::erase_if(weights, [](const Var& p) { return p.shape().rank() < 2; });
-  for (size_t i = 0; i + 1 < weights.size(); ++i) kaiming_normal_(weights[i].value(), {.fan = Fan::out});
+  for (const Tensor& w : inner_weights(model)) kaiming_normal_(w, {.fan = Fan::out});
+}
+
+void kaiming_dirac_(const Module& model) {
+  kaiming_fan_out_(model);
+  for (const Tensor& w : inner_weights(model)) dirac_(w.rows(0, std::min(w.dim(0), w.dim(-1))));
 }
 
 void kaiming_uniform_(const Tensor& weight, const KaimingOptions& options) {

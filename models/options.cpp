@@ -51,9 +51,12 @@ void fill_defaults(const CLI::App& app, TrainOptions& o) {
   if (open("--augment")) o.augment = generated ? Augment::flip : Augment::crop;
 }
 
+constexpr std::string_view kInitNames[] = {"uniform", "kaiming", "dirac"};
+
 Init parse_init(std::string_view text) {
-  check(text == "uniform" || text == "kaiming", "--init: '", text, "' is unknown; use uniform or kaiming");
-  return text == "kaiming" ? Init::kaiming : Init::uniform;
+  for (int i = 0; i < 3; ++i)
+    if (text == kInitNames[i]) return static_cast<Init>(i);
+  fail("--init: '", text, "' is unknown; use uniform, kaiming or dirac");
 }
 
 constexpr std::string_view kAugmentNames[] = {"none", "flip", "crop", "full"};
@@ -65,7 +68,7 @@ Augment parse_augment(std::string_view text) {
 }
 }  // namespace
 
-std::string_view name_of(Init init) { return init == Init::kaiming ? "kaiming" : "uniform"; }
+std::string_view name_of(Init init) { return kInitNames[static_cast<int>(init)]; }
 
 std::string_view name_of(Augment a) { return kAugmentNames[static_cast<int>(a)]; }
 
@@ -74,7 +77,7 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   app.set_version_flag("--version", version_text());
   app.option_defaults()->always_capture_default(false)->take_last();  // given twice: the last one counts
 
-  std::string device, augment, init, tune, memory;
+  std::string device, augment, flip, init, tune, memory;
   int64_t seed = 0;
   bool asked_nesterov = false, plain_momentum = false, no_decay_norm = false;
   app.add_option("--data", o.data, "folder of CIFAR-10's binary files (without it: a generated set)")
@@ -123,7 +126,7 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
       ->group(kRecipe)
       ->type_name("FILE");
   app.add_option("--label-smoothing", o.label_smoothing, "in [0, 1) (default 0)")->group(kRecipe);
-  app.add_option("--init", init, "of convolutions: uniform (PyTorch's default) or kaiming (normal, fan-out)")
+  app.add_option("--init", init, "uniform (PyTorch's default), kaiming (normal, fan-out) or dirac (that, and the identity)")
       ->group(kRecipe)
       ->type_name("KIND");
   app.add_option("--weights", o.weights, "take the first weights from this file: a checkpoint, or PyTorch's names")
@@ -136,6 +139,11 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
   app.add_option("--augment", augment, "none, flip, crop (flip and pad-and-crop) or full (and cutout 8)")
       ->group(kRecipe)
       ->type_name("KIND");
+  app.add_option("--flip", flip, "random (the default), or alternating: each image mirrored every other epoch")
+      ->group(kRecipe)
+      ->check(CLI::IsMember({"random", "alternating"}))
+      ->type_name("KIND");
+  app.add_option("--norm-lr", o.norm_lr, "learning rate of norms and biases, times --lr (default 1)")->group(kRecipe);
   app.add_option("--cutout", o.cutout, "side of a square to erase (0: none)")->group(kRecipe);
 
   app.add_flag("--deterministic", o.deterministic, "the same bits run to run; plans are not tuned")->group(kDevice);
@@ -188,6 +196,7 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
     if (!augment.empty()) o.augment = parse_augment(augment);
     if (!init.empty()) o.init = parse_init(init);
     if (!tune.empty()) o.tune = parse_tune_mode(tune);
+    if (!flip.empty()) o.alternate_flip = flip == "alternating";
     if (memory == "low") o.memory = MemoryMode::low;
     check(
         !o.deterministic || tune.empty() || o.tune == TuneMode::off, "--tune: ", tune,
@@ -258,6 +267,7 @@ void validate(const TrainOptions& o) {
   at_least("--keep", o.keep, 0);
   parse_interval(o.save_every, 1);  // throws on one that is none
   finite("--lr", o.lr);
+  finite("--norm-lr", o.norm_lr);
   finite("--weight-decay", o.weight_decay);
   within("--momentum", o.momentum, 0, 1);
   within("--label-smoothing", o.label_smoothing, 0, 1);

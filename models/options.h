@@ -11,7 +11,7 @@
 
 namespace ht::models {
 
-enum class Init : uint8_t { uniform, kaiming };
+enum class Init : uint8_t { uniform, kaiming, dirac };
 std::string_view name_of(Init init);
 
 enum class Augment : uint8_t { none, flip, crop, full };
@@ -26,6 +26,7 @@ struct TrainOptions {
   int64_t limit = 0;     // training images used; 0: all
   int64_t val_size = 0;  // of those, held out for validation
   Augment augment = Augment::crop;
+  bool alternate_flip = false;  // mirror each image every other epoch, not at random
   int64_t cutout = 0;  // side of the erased square; 0: none
 
   int64_t epochs = 30;
@@ -35,10 +36,11 @@ struct TrainOptions {
   double momentum = 0.9;
   double weight_decay = 5e-4;
   bool decay_norm = true;  // weight decay on the parameters of norms and on biases, too
+  double norm_lr = 1;      // times the learning rate: that of norms and biases
   bool nesterov = true;
   std::string schedule = "onecycle";  // see optim/schedule.h
   double label_smoothing = 0;
-  Init init = Init::uniform;  // PyTorch's default; or nn::kaiming_fan_out_
+  Init init = Init::uniform;  // PyTorch's default; or nn::kaiming_fan_out_, nn::kaiming_dirac_
   std::string weights;        // file to take the first weights from instead; empty: none
   double ema = 0;             // decay a step of the averaged weights; 0: none
   int64_t ema_every = 5;      // steps between updates of the average

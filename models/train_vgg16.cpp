@@ -20,7 +20,7 @@ int run(int argc, const char* const* argv) {
   manual_seed(options.seed);
   const auto build = [&] { return models::vgg16({.classes = sets.train.classes(), .width = options.width}); };
   nn::Sequential model = build();
-  if (options.init == models::Init::kaiming) nn::kaiming_fan_out_(model);
+  models::initialise(model, options.init);
   if (!options.weights.empty()) models::load_weights(model, options.weights);
   model.to(options.device);
 

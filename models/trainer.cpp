@@ -4,6 +4,7 @@
 
 #include "data/cifar10.h"
 #include "data/synthetic.h"
+#include "models/init.h"
 #include "ops/ops.h"
 
 namespace ht::models {
@@ -26,7 +27,9 @@ DataSets load_data(const TrainOptions& o) {
 
 data::LoaderOptions train_loader_options(const TrainOptions& o) {
   const bool crop = o.augment == Augment::crop || o.augment == Augment::full;
-  data::AugmentOptions augment{.flip = o.augment == Augment::none ? data::Flip::none : data::Flip::random,
+  data::AugmentOptions augment{.flip = o.augment == Augment::none ? data::Flip::none
+                                       : o.alternate_flip         ? data::Flip::alternating
+                                                                  : data::Flip::random,
                                .crop_pad = crop ? 4 : 0,
                                .cutout = static_cast<int>(o.cutout)};
   if (o.augment == Augment::full && o.cutout == 0) augment.cutout = 8;
@@ -41,12 +44,18 @@ data::LoaderOptions test_loader_options(const TrainOptions& o) {
   return options;
 }
 
+void initialise(const Module& model, Init init) {
+  if (init == Init::kaiming) nn::kaiming_fan_out_(model);
+  if (init == Init::dirac) nn::kaiming_dirac_(model);
+}
+
 std::vector<optim::ParamGroup<optim::SgdOptions>> parameter_groups(const Module& model, const TrainOptions& o) {
   const optim::SgdOptions sgd{
       .lr = o.lr, .momentum = o.momentum, .nesterov = o.nesterov, .weight_decay = o.weight_decay};
-  if (o.decay_norm) return {{model.parameters(), sgd}};
+  if (o.decay_norm && o.norm_lr == 1) return {{model.parameters(), sgd}};
   std::vector<optim::ParamGroup<optim::SgdOptions>> groups{{{}, sgd}, {{}, sgd}};
-  groups[1].options.weight_decay = 0;
+  if (!o.decay_norm) groups[1].options.weight_decay = 0;
+  groups[1].options.lr *= o.norm_lr;
   for (const Var& p : model.parameters()) groups[p.shape().rank() > 1 ? 0 : 1].params.push_back(p);
   return groups;
 }

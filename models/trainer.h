@@ -24,8 +24,11 @@ DataSets load_data(const TrainOptions& options);
 data::LoaderOptions train_loader_options(const TrainOptions& options);
 data::LoaderOptions test_loader_options(const TrainOptions& options);
 
-// The optimizer's groups. With decay_norm one; without it the parameters of rank 1, which are those of norms and the
-// biases, have a group that does not decay.
+// Draws the first weights anew; Init::uniform: leaves those that the layers drew.
+void initialise(const Module& model, Init init);
+
+// The optimizer's groups. Without decay_norm, or with a norm_lr, the parameters of rank 1, which are those of norms
+// and the biases, have one of their own.
 std::vector<optim::ParamGroup<optim::SgdOptions>> parameter_groups(const Module& model, const TrainOptions& options);
 
 // Steps of the whole run: epochs * steps_per_epoch, at most options.iterations when that is set.
