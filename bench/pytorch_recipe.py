@@ -19,7 +19,9 @@ from pytorch_benchmark import read_cifar10
 from pytorch_vgg16 import make_step, vgg16
 from torch import nn
 
-RECIPES = {"fast": {"epochs": 28, "cutout": 8, "ema": 0.995}, "best": {"epochs": 60, "cutout": 15, "ema": 0.998}}
+COMMON = {"batch": 512, "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "norm_lr": 1.0, "head_lr": 1.0, "label_smoothing": 0.1, "peak": 0.2,
+          "init": "kaiming", "flip": "random"}
+RECIPES = {"fast": {**COMMON, "epochs": 28, "cutout": 8, "ema": 0.995}, "best": {**COMMON, "epochs": 60, "cutout": 15, "ema": 0.998}}
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 WARM_UP = 12  # steps before the clock
 
@@ -30,14 +32,21 @@ def arguments():
     parser.add_argument("--recipe", choices=RECIPES, default="fast")
     parser.add_argument("--way", choices=["graph", "compile", "eager"], default="graph")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, help="default: the recipe's, as of --cutout and --ema")
-    parser.add_argument("--cutout", type=int)
-    parser.add_argument("--ema", type=float, help="decay a step; 0: none")
+    recipe = parser.add_argument_group("the recipe's, unless given")
+    recipe.add_argument("--epochs", type=int)
+    recipe.add_argument("--batch", type=int)
+    recipe.add_argument("--lr", type=float)
+    recipe.add_argument("--momentum", type=float)
+    recipe.add_argument("--weight-decay", type=float)
+    recipe.add_argument("--norm-lr", type=float, help="learning rate of norms, times --lr")
+    recipe.add_argument("--head-lr", type=float, help="that of the last layer's weight")
+    recipe.add_argument("--label-smoothing", type=float)
+    recipe.add_argument("--peak", type=float, help="of the training, where the learning rate is highest")
+    recipe.add_argument("--init", choices=["kaiming", "dirac"])
+    recipe.add_argument("--flip", choices=["random", "alternating"])
+    recipe.add_argument("--cutout", type=int)
+    recipe.add_argument("--ema", type=float, help="decay a step; 0: none")
     parser.add_argument("--ema-every", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--weight-decay", type=float, default=5e-4)
-    parser.add_argument("--label-smoothing", type=float, default=0.1)
     parser.add_argument("--limit", type=int, default=0, help="only the first N images of each set")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     args = parser.parse_args()
@@ -49,16 +58,20 @@ def arguments():
     return args
 
 
-def triangular(step, total, peak=0.2, end=0.01):
-    """From 0 to 1 over the first fifth, then down to `end`: optim/schedule.cpp's triangular:0.2."""
+def triangular(step, total, peak, end=0.01):
+    """From 0 to 1 at `peak` of the total, then down to `end`: optim/schedule.cpp's triangular:PEAK."""
     top = peak * total
     return step / top if step < top else 1 + (end - 1) * (step - top) / (total - top)
 
 
-def initialise(model):
-    """Kaiming's normal, fan-out, but of the last layer, which keeps PyTorch's default."""
+@torch.no_grad()
+def initialise(model, init):
+    """Kaiming's normal, fan-out, but of the last layer, which keeps PyTorch's default; dirac: and the identity in the kernels
+    that have a channel of their own (models/init.h)."""
     for weight in [p for p in model.parameters() if p.dim() > 1][:-1]:
         nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
+        if init == "dirac":
+            nn.init.dirac_(weight[:weight.shape[1]])
 
 
 def normalised(images):
@@ -71,19 +84,19 @@ def reflect(i, n):
     return (n - 1) - ((n - 1) - i.abs()).abs()
 
 
-def augment(images, cutout, pad=4):
+def augment(images, flips, cutout, pad=4):
     """As data/augment_math.h: a random crop of the image with a reflected border, mirrored or not, then a square of zeros around
     a random pixel, clipped. Works on pieces, for the memory of FP32 copies."""
     size, device = images.shape[1], images.device
     line = torch.arange(size, device=device)
     out = []
-    for part in images.split(8192):
+    for part, flip in zip(images.split(8192), flips.view(-1, 1).split(8192)):
         n = len(part)
 
         def draw(low, high):
             return torch.randint(low, high, (n, 1), device=device)
 
-        flip, centre = draw(0, 2) == 1, draw(0, size * size)
+        centre = draw(0, size * size)
         rows = reflect(line + draw(-pad, pad + 1), size)
         columns = reflect(torch.where(flip, size - 1 - line, line) + draw(-pad, pad + 1), size)
         x = normalised(part[torch.arange(n, device=device).view(-1, 1, 1), rows.unsqueeze(2), columns.unsqueeze(1)])
@@ -171,13 +184,18 @@ def run(args):
 
     torch.manual_seed(args.seed)
     model = vgg16()
-    initialise(model)
+    initialise(model, args.init)
     model.to(args.device, memory_format=torch.channels_last)
-    lr = torch.zeros((), device=args.device)  # read by a captured step, too
-    rates = torch.tensor([args.lr * triangular(i, total) for i in range(total)], device=args.device)
-    groups = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": args.weight_decay},
-              {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0}]
-    optimizer = torch.optim.SGD(groups, lr=lr if cuda else 0.0, momentum=0.9, nesterov=True, **({"fused": True} if cuda else {}))
+    scales = (1.0, args.norm_lr, args.head_lr)  # of the learning rate in each group
+    lrs = [torch.zeros((), device=args.device) for _ in scales]  # read by a captured step, too
+    rates = torch.tensor([args.lr * triangular(i, total, args.peak) for i in range(total)], device=args.device)
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    norms = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": params, "weight_decay": decay} for params, decay in
+              ((weights[:-1], args.weight_decay), (norms, 0.0), (weights[-1:], args.weight_decay))]
+    for group, lr in zip(groups, lrs):
+        group["lr"] = lr if cuda else 0.0
+    optimizer = torch.optim.SGD(groups, momentum=args.momentum, nesterov=True, **({"fused": True} if cuda else {}))
 
     x = torch.zeros(args.batch, 3, 32, 32, device=args.device).to(memory_format=torch.channels_last)
     y, loss = torch.zeros(args.batch, dtype=torch.int64, device=args.device), torch.zeros((), device=args.device)
@@ -189,21 +207,23 @@ def run(args):
     wait()
     start = time.perf_counter()
     warm_up(step, model, optimizer, x, y)
-    augment(images[:8192], args.cutout)
+    first_flips = torch.rand(len(labels), device=args.device) < 0.5
+    augment(images[:8192], first_flips[:8192], args.cutout)
     average = Average(model, args.ema, args.ema_every) if args.ema > 0 else None
     wait()
     warm_up_s = time.perf_counter() - start
 
     start, done, losses = time.perf_counter(), 0, torch.zeros(total, device=args.device)
-    for _ in range(args.epochs):
+    for epoch in range(args.epochs):
         order = torch.randperm(len(labels), device=args.device)
-        data, targets = augment(images[order], args.cutout), labels[order]
+        flips = first_flips ^ (epoch % 2 == 1) if args.flip == "alternating" else torch.rand(len(labels), device=args.device) < 0.5
+        data, targets = augment(images[order], flips[order], args.cutout), labels[order]
         for i in range(per_epoch):
             x.copy_(data[i * args.batch:(i + 1) * args.batch])
             y.copy_(targets[i * args.batch:(i + 1) * args.batch])
-            lr.copy_(rates[done])
-            if not cuda:
-                for group in optimizer.param_groups:
+            for group, lr, scale in zip(optimizer.param_groups, lrs, scales):
+                torch.mul(rates[done], scale, out=lr)
+                if not cuda:
                     group["lr"] = lr.item()
             step()
             losses[done].copy_(loss)

@@ -46,6 +46,7 @@ json config_of(const TrainOptions& o, const data::Loader& loader) {
           {"--weight-decay", o.weight_decay},
           {"--decay-norm", o.decay_norm},
           {"--norm-lr", o.norm_lr},
+          {"--head-lr", o.head_lr},
           {"--ema", o.ema},
           {"--ema-every", o.ema_every},
           {"--schedule", o.schedule},

@@ -144,6 +144,7 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
       ->check(CLI::IsMember({"random", "alternating"}))
       ->type_name("KIND");
   app.add_option("--norm-lr", o.norm_lr, "learning rate of norms and biases, times --lr (default 1)")->group(kRecipe);
+  app.add_option("--head-lr", o.head_lr, "that of the last layer's weight, times --lr (default 1)")->group(kRecipe);
   app.add_option("--cutout", o.cutout, "side of a square to erase (0: none)")->group(kRecipe);
 
   app.add_flag("--deterministic", o.deterministic, "the same bits run to run; plans are not tuned")->group(kDevice);
@@ -268,6 +269,7 @@ void validate(const TrainOptions& o) {
   parse_interval(o.save_every, 1);  // throws on one that is none
   finite("--lr", o.lr);
   finite("--norm-lr", o.norm_lr);
+  finite("--head-lr", o.head_lr);
   finite("--weight-decay", o.weight_decay);
   within("--momentum", o.momentum, 0, 1);
   within("--label-smoothing", o.label_smoothing, 0, 1);

@@ -37,6 +37,7 @@ struct TrainOptions {
   double weight_decay = 5e-4;
   bool decay_norm = true;  // weight decay on the parameters of norms and on biases, too
   double norm_lr = 1;      // times the learning rate: that of norms and biases
+  double head_lr = 1;      // the same of the last layer's weight
   bool nesterov = true;
   std::string schedule = "onecycle";  // see optim/schedule.h
   double label_smoothing = 0;

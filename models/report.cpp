@@ -153,6 +153,7 @@ Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const opt
                {"label_smoothing", options.label_smoothing},
                {"recipe", options.recipe},
                {"norm_lr", options.norm_lr},
+               {"head_lr", options.head_lr},
                {"flip", options.alternate_flip ? "alternating" : "random"},
                {"init", name_of(options.init)},
                {"ema", options.ema},

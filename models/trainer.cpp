@@ -52,11 +52,15 @@ void initialise(const Module& model, Init init) {
 std::vector<optim::ParamGroup<optim::SgdOptions>> parameter_groups(const Module& model, const TrainOptions& o) {
   const optim::SgdOptions sgd{
       .lr = o.lr, .momentum = o.momentum, .nesterov = o.nesterov, .weight_decay = o.weight_decay};
-  if (o.decay_norm && o.norm_lr == 1) return {{model.parameters(), sgd}};
-  std::vector<optim::ParamGroup<optim::SgdOptions>> groups{{{}, sgd}, {{}, sgd}};
+  if (o.decay_norm && o.norm_lr == 1 && o.head_lr == 1) return {{model.parameters(), sgd}};
+  std::vector<optim::ParamGroup<optim::SgdOptions>> groups{{{}, sgd}, {{}, sgd}, {{}, sgd}};  // weights, norms, head
   if (!o.decay_norm) groups[1].options.weight_decay = 0;
   groups[1].options.lr *= o.norm_lr;
+  groups[2].options.lr *= o.head_lr;
   for (const Var& p : model.parameters()) groups[p.shape().rank() > 1 ? 0 : 1].params.push_back(p);
+  std::vector<Var>& weights = groups[0].params;
+  if (o.head_lr != 1 && !weights.empty()) groups[2].params.push_back(weights.back()), weights.pop_back();
+  std::erase_if(groups, [](const auto& group) { return group.params.empty(); });
   return groups;
 }
 
