@@ -27,6 +27,8 @@ __global__ void convert_kernel(const From* in, To* out, int64_t n) {
 
 template <class T>
 __global__ void fill_kernel(T* out, T value, int64_t n) {
+  let_next_start();
+  wait_for_previous();
   HT_GRID_STRIDE(i, n) out[i] = value;
 }
 
@@ -61,7 +63,8 @@ int kernel_architecture() {
 
 void copy_cuda(const Tensor& from, const Tensor& to) {
   if (from.device() == to.device()) {
-    if (from.dtype() != to.dtype()) return convert_on_device(from, to);
+    // A short copy costs its launch: a kernel's can begin early.
+    if (from.dtype() != to.dtype() || to.numel() <= kBlock) return convert_on_device(from, to);
     HT_CUDA_CALL(cudaMemcpyAsync(to.data(), from.data(), to.bytes(), cudaMemcpyDeviceToDevice, cuda_of(to).stream()));
   } else if (from.dtype() != to.dtype()) {  // convert where it is cheap: on the device
     if (to.device().is_cuda()) {
@@ -85,8 +88,7 @@ void fill_cuda(const Tensor& t, double value) {
   }
   dispatch_all(t.dtype(), [&]<class T>() {
     const T v = convert_element<T>(value);
-    fill_kernel<<<grid_for(cuda, t.numel(), 4), kBlock, 0, cuda.stream()>>>(t.data<T>(), v, t.numel());
-    HT_LAUNCHED("fill");
+    launch_early(cuda, fill_kernel<T>, grid_for(cuda, t.numel(), 4), kBlock, t.data<T>(), v, t.numel());
   });
 }
 

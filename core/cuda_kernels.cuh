@@ -94,6 +94,19 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
+// Whether this block is the last of its grid to come here; it then sees what the others wrote before. Called once, by
+// whole blocks; `ticket` counts them and is 0 before and after.
+__device__ __forceinline__ bool is_last_block(unsigned* ticket) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  const unsigned blocks = gridDim.x * gridDim.y;
+  if (threadIdx.x == 0 && threadIdx.y == 0) last = atomicInc(ticket, blocks - 1) == blocks - 1;
+  __syncthreads();
+  if (last) __threadfence();
+  return last;
+}
+
 #define HT_GRID_STRIDE(i, n)                                                    \
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, \
                i##_step = static_cast<int64_t>(gridDim.x) * blockDim.x;         \

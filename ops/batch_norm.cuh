@@ -94,8 +94,7 @@ struct PairSums {
   }
   // Called by whole blocks after their adds.
   __device__ void finish() const {
-    if (!parts || !is_last_block()) return;
-    __threadfence();
+    if (!parts || !is_last_block(ticket)) return;
     for (int64_t i = flat_thread(); i < 2 * channels; i += flat_threads()) {
       A sum = 0;
       for (int64_t p = 0; p < parts; ++p) sum += __ldcg(at + p * 2 * channels + i);
@@ -105,20 +104,9 @@ struct PairSums {
   __device__ double first(int64_t c) const { return static_cast<double>(at[c]); }
   __device__ double second(int64_t c) const { return static_cast<double>(at[channels + c]); }
   // Called by whole blocks once they have read: true in the last one, which then calls clear().
-  __device__ bool is_last_reader() const { return at && !parts && is_last_block(); }
+  __device__ bool is_last_reader() const { return at && !parts && is_last_block(ticket); }
   __device__ void clear() const {
     for (int64_t i = flat_thread(); i < 2 * channels; i += flat_threads()) at[i] = A(0);
-  }
-
- private:
-  __device__ bool is_last_block() const {
-    __shared__ bool last;
-    __threadfence();
-    __syncthreads();
-    const unsigned blocks = gridDim.x * gridDim.y;
-    if (flat_thread() == 0) last = atomicInc(ticket, blocks - 1) == blocks - 1;
-    __syncthreads();
-    return last;
   }
 };
 

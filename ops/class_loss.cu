@@ -94,7 +94,7 @@ void cross_entropy_forward_cuda(Context& ctx, const CrossEntropyOptions& options
                    logits.data<T>(), labels.data<L>(), n, logits.dim(1), options.label_smoothing, stats.data<A>(),
                    row_loss.data<A>());
     }
-    weighted_sum_on_cuda<T>(ctx, row_loss.data<A>(), n, reduction_weight(options.reduction, n), loss);
+    weighted_sum_on_cuda<T>(ctx, Elements<A>{row_loss.data<A>()}, n, reduction_weight(options.reduction, n), loss);
   });
 }
 
@@ -119,7 +119,7 @@ void nll_loss_forward_cuda(Context& ctx, Reduction reduction, const Tensor& x, c
       launch_early(ctx.cuda(), nll_rows_kernel<T, L>, grid_for(ctx.cuda(), n), kBlock, x.data<T>(), labels.data<L>(), n,
                    x.dim(1), row_loss.data<A>());
     }
-    weighted_sum_on_cuda<T>(ctx, row_loss.data<A>(), n, reduction_weight(reduction, n), loss);
+    weighted_sum_on_cuda<T>(ctx, Elements<A>{row_loss.data<A>()}, n, reduction_weight(reduction, n), loss);
   });
 }
 

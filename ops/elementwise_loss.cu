@@ -5,15 +5,19 @@
 namespace ht {
 
 namespace {
-// The summing engine reads one tensor; the losses of the elements are made first, in the accumulation type.
+// What the summing engine adds: the loss of element i.
 template <class Fn, class T>
-__global__ void losses_kernel(Fn fn, const T* x, const T* target, acc_t<T>* losses, int64_t n) {
-  HT_GRID_STRIDE(i, n) losses[i] = fn.f(load_as(x[i]), load_as(target[i]));
-}
+struct LossOf {
+  Fn fn;
+  const T *x, *target;
+  __device__ acc_t<T> operator()(int64_t i) const { return fn.f(load_as(x[i]), load_as(target[i])); }
+};
 
 template <class Fn, class T>
 __global__ void gradients_kernel(Fn fn, const T* x, const T* target, const T* dy, double weight, T* dx, T* dt,
                                  int64_t n) {
+  let_next_start();
+  wait_for_previous();
   using A = acc_t<T>;
   const A g = static_cast<A>(static_cast<double>(load_as(*dy)) * weight);
   HT_GRID_STRIDE(i, n) {
@@ -33,14 +37,7 @@ void elementwise_loss_forward_cuda(Context& ctx, Fn fn, Reduction reduction, con
                                    const Tensor& loss) {
   const int64_t n = x.numel();
   dispatch_floating(x.dtype(), "loss", [&]<class T>() {
-    using A = acc_t<T>;
-    const Tensor losses = Tensor::empty({n}, dtype_of<A>(), ctx.device());
-    if (n > 0) {
-      losses_kernel<<<grid_for(ctx.cuda(), n, 4), kBlock, 0, ctx.cuda().stream()>>>(fn, x.data<T>(), target.data<T>(),
-                                                                                    losses.data<A>(), n);
-      HT_LAUNCHED("loss forward");
-    }
-    weighted_sum_on_cuda<T>(ctx, losses.data<A>(), n, weight_of(reduction, n), loss);
+    weighted_sum_on_cuda<T>(ctx, LossOf<Fn, T>{fn, x.data<T>(), target.data<T>()}, n, weight_of(reduction, n), loss);
   });
 }
 
@@ -50,10 +47,9 @@ void elementwise_loss_backward_cuda(Context& ctx, Fn fn, Reduction reduction, co
   const int64_t n = x.numel();
   if (n == 0) return;
   dispatch_floating(x.dtype(), "loss", [&]<class T>() {
-    gradients_kernel<<<grid_for(ctx.cuda(), n, 4), kBlock, 0, ctx.cuda().stream()>>>(
-        fn, x.data<T>(), target.data<T>(), dy.data<T>(), weight_of(reduction, n), dx.defined() ? dx.data<T>() : nullptr,
-        dt.defined() ? dt.data<T>() : nullptr, n);
-    HT_LAUNCHED("loss backward");
+    launch_early(ctx.cuda(), gradients_kernel<Fn, T>, grid_for(ctx.cuda(), n, 4), kBlock, fn, x.data<T>(),
+                 target.data<T>(), dy.data<T>(), weight_of(reduction, n), dx.defined() ? dx.data<T>() : nullptr,
+                 dt.defined() ? dt.data<T>() : nullptr, n);
   });
 }
 

@@ -249,7 +249,6 @@ __global__ void __launch_bounds__(kThreads, Rows::kBlocks)
   __shared__ Tap list[kWidth];
   __shared__ alignas(16) uint16_t taps[kPixels * kRow];
   __shared__ alignas(16) uint16_t rows[kPixels * kDyRow];
-  __shared__ bool last;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int first_channel = static_cast<int>(blockIdx.y) * kChannels;
   g.list(list, kWidth);
@@ -322,13 +321,7 @@ __global__ void __launch_bounds__(kThreads, Rows::kBlocks)
     else
       atomicAdd(sums.at + base + i, total[i]);
   }
-  __threadfence();
-  __syncthreads();
-  const unsigned blocks = gridDim.x * gridDim.y;
-  if (thread == 0) last = atomicInc(sums.ticket, blocks - 1) == blocks - 1;
-  __syncthreads();
-  if (!last) return;
-  __threadfence();
+  if (!is_last_block(sums.ticket)) return;
   constexpr int kAtOnce = 8;
   for (int i = thread; i < size; i += kAtOnce * kThreads) {
     float sum[kAtOnce];

@@ -74,10 +74,10 @@ void reduce_forward_cuda(Context& ctx, Fn fn, const ReducePlan& plan, const Tens
     using A = acc_t<T>;
     const A* mean = nullptr;
     if constexpr (Fn::reads == fn::Reads::x_mean) {
-      reduce_on_cuda(ctx, plan, x.data<T>(), Same<A>{}, StoreMean<A>{stat.data<A>(), n});
+      reduce_on_cuda(ctx, plan, Elements<T>{x.data<T>()}, Same<A>{}, StoreMean<A>{stat.data<A>(), n});
       mean = stat.data<A>();
     }
-    reduce_on_cuda(ctx, plan, x.data<T>(), MapWithMean<Fn, A>{fn, mean}, StoreFinished<Fn, T>{fn, y.data<T>(), n});
+    reduce_on_cuda(ctx, plan, Elements<T>{x.data<T>()}, MapWithMean<Fn, A>{fn, mean}, StoreFinished<Fn, T>{fn, y.data<T>(), n});
   });
 }
 
@@ -107,7 +107,7 @@ HT_REDUCE(Norm)
 
 void reduce_to_cuda(Context& ctx, const BroadcastPlan& plan, const Tensor& x, const Tensor& y) {
   dispatch_floating(x.dtype(), "reduce_to", [&]<class T>() {
-    reduce_on_cuda(ctx, reduce_plan(plan), x.data<T>(), Same<acc_t<T>>{}, StoreWeighted<T>{y.data<T>(), 1});
+    reduce_on_cuda(ctx, reduce_plan(plan), Elements<T>{x.data<T>()}, Same<acc_t<T>>{}, StoreWeighted<T>{y.data<T>(), 1});
   });
 }
 

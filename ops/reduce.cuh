@@ -1,11 +1,19 @@
-// The one summing engine of the CUDA ops: what ops/reduce.h's reduce_cpu is on the CPU. Two kernels: partial sums in
-// double of every output, then their total in order; the result depends on the plan only, never on timing.
+// The one summing engine of the CUDA ops: what ops/reduce.h's reduce_cpu is on the CPU. Partial sums in double of every
+// output, then their total in order, by the last block or by a kernel of its own; the result depends on the plan only,
+// never on timing.
 #pragma once
 
 #include "core/cuda_kernels.cuh"
 #include "ops/reduce.h"
 
 namespace ht {
+
+// What a sum reads by default: element i of x.
+template <class T>
+struct Elements {
+  const T* x;
+  __device__ acc_t<T> operator()(int64_t i) const { return load_as(x[i]); }
+};
 
 namespace reduce_detail {
 constexpr int kWarp = 32;
@@ -33,57 +41,90 @@ __device__ inline double warp_sum(double v) {
   return v;
 }
 
-// A warp sums part `part` of output `out`, whose innermost group is contiguous and reduced.
-template <class T, class Map>
-__global__ void __launch_bounds__(kBlock)
-    rows_kernel(ReducePlan p, const T* x, Map map, int64_t parts, double* partial) {
-  const int64_t warp = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
-  if (warp >= p.outputs * parts) return;
-  const int64_t out = warp % p.outputs, part = warp / p.outputs;
-  const int64_t begin = p.count * part / parts, end = p.count * (part + 1) / parts;
-  const T* from = x + p.kept.offset(out);
-  LaneSum<acc_t<T>> sum;
-  if (p.reduced.rank == 0) {
-    for (int64_t i = begin + lane; i < end; i += kWarp) sum.add(map(load_as(from[i]), out));
-  } else {
-    for (int64_t i = begin + lane; i < end; i += kWarp)
-      sum.add(map(load_as(from[p.reduced.offset(i / p.inner) + i % p.inner]), out));
+// Where a kernel's partial sums go: with one part to `put`, else to [parts, outputs], whose total the last block puts if
+// there is a ticket.
+template <class Put>
+struct Partials {
+  int64_t outputs, parts;
+  double* at;
+  unsigned* ticket;
+  Put put;
+
+  __device__ void add(int64_t out, int64_t part, double sum) const {
+    parts == 1 ? put(out, sum) : void(at[part * outputs + out] = sum);
   }
-  const double total = warp_sum(sum.value());
-  if (lane == 0) partial[part * p.outputs + out] = total;
+  // Called by whole blocks after their adds. Few outputs take a warp each, more a thread each.
+  __device__ void finish() const {
+    if (!ticket || !is_last_block(ticket)) return;
+    const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x), lanes = outputs < kWarp ? kWarp : 1;
+    for (int64_t out = thread / lanes; out < outputs; out += kBlock / lanes) {
+      double sum = 0;
+#pragma unroll 4
+      for (int64_t part = thread % lanes; part < parts; part += lanes) sum += __ldcg(at + part * outputs + out);
+      if (lanes > 1) sum = warp_sum(sum);
+      if (thread % lanes == 0) put(out, sum);
+    }
+  }
+};
+
+// A warp sums part `part` of output `out`, whose innermost group is contiguous and reduced.
+template <class Load, class Map, class Put>
+__global__ void __launch_bounds__(kBlock) rows_kernel(ReducePlan p, Load load, Map map, Partials<Put> partials) {
+  let_next_start();
+  wait_for_previous();
+  const int64_t warp = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
+  if (warp < p.outputs * partials.parts) {
+    const int64_t out = warp % p.outputs, part = warp / p.outputs;
+    const int64_t begin = p.count * part / partials.parts, end = p.count * (part + 1) / partials.parts;
+    const int64_t base = p.kept.offset(out);
+    LaneSum<decltype(map(load(0), out))> sum;
+    if (p.reduced.rank == 0) {
+      for (int64_t i = begin + lane; i < end; i += kWarp) sum.add(map(load(base + i), out));
+    } else {
+      for (int64_t i = begin + lane; i < end; i += kWarp)
+        sum.add(map(load(base + p.reduced.offset(i / p.inner) + i % p.inner), out));
+    }
+    const double total = warp_sum(sum.value());
+    if (lane == 0) partials.add(out, part, total);
+  }
+  partials.finish();
 }
 
 // A thread sums part blockIdx.y of one output; neighbours read neighbouring columns.
-template <class T, class Map>
-__global__ void __launch_bounds__(kBlock)
-    columns_kernel(ReducePlan p, const T* x, Map map, int64_t parts, double* partial) {
-  const int64_t out = int64_t{blockIdx.x} * kWarp + threadIdx.x, part = blockIdx.y;
+template <class Load, class Map, class Put>
+__global__ void __launch_bounds__(kBlock) columns_kernel(ReducePlan p, Load load, Map map, Partials<Put> partials) {
+  let_next_start();
+  wait_for_previous();
+  const int64_t out = int64_t{blockIdx.x} * kWarp + threadIdx.x, part = blockIdx.y, parts = partials.parts;
   const int64_t begin = p.reduced.count * part / parts, end = p.reduced.count * (part + 1) / parts;
-  LaneSum<acc_t<T>> sum;
+  LaneSum<decltype(map(load(0), out))> sum;
   if (out < p.outputs) {
-    const T* from = x + p.kept.offset(out / p.inner) + out % p.inner;
+    const int64_t base = p.kept.offset(out / p.inner) + out % p.inner;
     for (int64_t row = begin + threadIdx.y; row < end; row += blockDim.y)
-      sum.add(map(load_as(from[p.reduced.offset(row)]), out));
+      sum.add(map(load(base + p.reduced.offset(row)), out));
   }
   __shared__ double shared[kBlock / kWarp][kWarp];
   shared[threadIdx.y][threadIdx.x] = sum.value();
   __syncthreads();
-  if (threadIdx.y > 0 || out >= p.outputs) return;
-  double total = 0;
-  for (int r = 0; r < kBlock / kWarp; ++r) total += shared[r][threadIdx.x];
-  partial[part * p.outputs + out] = total;
+  if (threadIdx.y == 0 && out < p.outputs) {
+    double total = 0;
+    for (int r = 0; r < kBlock / kWarp; ++r) total += shared[r][threadIdx.x];
+    partials.add(out, part, total);
+  }
+  partials.finish();
 }
 
 // A warp adds the parts of one output.
 template <class Put>
-__global__ void __launch_bounds__(kBlock)
-    finish_kernel(const double* partial, int64_t outputs, int64_t parts, Put put) {
+__global__ void __launch_bounds__(kBlock) finish_kernel(Partials<Put> p) {
+  let_next_start();
+  wait_for_previous();
   const int64_t out = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
-  if (out >= outputs) return;
+  if (out >= p.outputs) return;
   double sum = 0;
-  for (int64_t part = lane; part < parts; part += kWarp) sum += partial[part * outputs + out];
+  for (int64_t part = lane; part < p.parts; part += kWarp) sum += p.at[part * p.outputs + out];
   sum = warp_sum(sum);
-  if (lane == 0) put(out, sum);
+  if (lane == 0) p.put(out, sum);
 }
 
 template <class F>
@@ -97,27 +138,31 @@ __global__ void __launch_bounds__(kBlock) expand_kernel(ReducePlan p, F f) {
 inline unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + kBlock - 1) / kBlock); }
 }  // namespace reduce_detail
 
-// Calls the device functor put(o, sum of map(x[i], o) over the elements i behind output o, in double) once for each o.
-template <class T, class Map, class Put>
-void reduce_on_cuda(Context& ctx, const ReducePlan& p, const T* x, Map map, Put put) {
+// Calls the device functor put(o, sum of map(load(i), o) over the elements i behind output o, in double) once for each o.
+template <class Load, class Map, class Put>
+void reduce_on_cuda(Context& ctx, const ReducePlan& p, Load load, Map map, Put put) {
   using namespace reduce_detail;
   if (p.outputs == 0) return;
-  const CudaStream stream = ctx.cuda().stream();
+  constexpr int64_t kFewParts = 1 << 12;  // partial sums that the last block adds as soon as a kernel of its own would
+  CudaContext& cuda = ctx.cuda();
   const int64_t width = p.inner_reduced ? p.outputs : (p.outputs + kWarp - 1) / kWarp;  // warps or blocks without parts
-  const int64_t wanted = int64_t{ctx.cuda().sm_count} * (p.inner_reduced ? 32 : 4);
-  const int64_t units = p.inner_reduced ? p.count / 256 : p.reduced.count / 32;
+  const int64_t wanted = int64_t{cuda.sm_count} * (p.inner_reduced ? 32 : 4);
+  const int64_t units = p.inner_reduced ? p.count / 256 : p.reduced.count / 128;
   const int64_t parts = std::clamp<int64_t>(std::min(wanted / width, units), 1, 4096);
-  const Tensor partial = Tensor::empty({parts, p.outputs}, DType::f64, ctx.device());
-  double* sums = partial.data<double>();
-  if (p.inner_reduced) {
-    rows_kernel<<<blocks_for(p.outputs * parts * kWarp), kBlock, 0, stream>>>(p, x, map, parts, sums);
-  } else {
-    const dim3 grid(static_cast<unsigned>(width), static_cast<unsigned>(parts));
-    columns_kernel<<<grid, dim3(kWarp, kBlock / kWarp), 0, stream>>>(p, x, map, parts, sums);
-  }
-  HT_LAUNCHED("reduce");
-  finish_kernel<<<blocks_for(p.outputs * kWarp), kBlock, 0, stream>>>(sums, p.outputs, parts, put);
-  HT_LAUNCHED("reduce finish");
+  const bool here = parts > 1 && parts * p.outputs <= kFewParts;
+  Tensor partial;
+  if (parts > 1) partial = Tensor::empty({parts, p.outputs}, DType::f64, ctx.device());
+  const Partials<Put> partials{p.outputs, parts, parts > 1 ? partial.data<double>() : nullptr,
+                               here ? static_cast<unsigned*>(cuda.zeros_of(sizeof(unsigned))) : nullptr, put};
+  if (p.inner_reduced)
+    launch_early(cuda, rows_kernel<Load, Map, Put>, blocks_for(p.outputs * parts * kWarp), kBlock, p, load, map,
+                 partials);
+  else
+    launch_early(cuda, columns_kernel<Load, Map, Put>,
+                 dim3(static_cast<unsigned>(width), static_cast<unsigned>(parts)), dim3(kWarp, kBlock / kWarp), p, load,
+                 map, partials);
+  if (parts > 1 && !here)
+    launch_early(cuda, finish_kernel<Put>, blocks_for(p.outputs * kWarp), kBlock, partials);
 }
 
 namespace reduce_detail {
@@ -135,37 +180,12 @@ struct StoreWeighted {
 };
 }  // namespace reduce_detail
 
-namespace reduce_detail {
-constexpr int64_t kOneBlock = 1 << 14;  // values that one block adds as soon as two kernels would
-
-template <class A, class Put>
-__global__ void __launch_bounds__(kBlock) one_block_kernel(const A* values, int64_t n, Put put) {
-  __shared__ double shared[kBlock];
-  double sum = 0;
-  let_next_start();
-  wait_for_previous();
-  for (int64_t i = threadIdx.x; i < n; i += kBlock) sum += static_cast<double>(values[i]);
-  shared[threadIdx.x] = sum;
-  for (int half = kBlock / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (static_cast<int>(threadIdx.x) < half) shared[threadIdx.x] += shared[threadIdx.x + half];
-  }
-  if (threadIdx.x == 0) put(0, shared[0]);
-}
-}  // namespace reduce_detail
-
-// y [] of type T = weight * the sum of n values.
-template <class T>
-void weighted_sum_on_cuda(Context& ctx, const acc_t<T>* values, int64_t n, double weight, const Tensor& y) {
-  if (n <= reduce_detail::kOneBlock) {
-    using Put = reduce_detail::StoreWeighted<T>;
-    launch_early(ctx.cuda(), reduce_detail::one_block_kernel<acc_t<T>, Put>, 1, kBlock, values, n,
-                 Put{y.data<T>(), weight});
-    return;
-  }
+// y [] of type T = weight * the sum of load(i) for i below n.
+template <class T, class Load>
+void weighted_sum_on_cuda(Context& ctx, Load load, int64_t n, double weight, const Tensor& y) {
   ReducePlan plan;
   plan.count = plan.inner = n;
-  reduce_on_cuda(ctx, plan, values, reduce_detail::Same<acc_t<T>>{},
+  reduce_on_cuda(ctx, plan, load, reduce_detail::Same<acc_t<T>>{},
                  reduce_detail::StoreWeighted<T>{y.data<T>(), weight});
 }
 
