@@ -96,7 +96,7 @@ struct Windows {
     from = pack_at<T, N>(w.whole ? dy + w.out : x);  // without a branch; only a whole window's is used
     return true;
   }
-  // Calls f(k, winner, its x, d) for each channel.
+  // Calls f(winner, k, its x, d) for each channel.
   template <class F>
   __device__ __forceinline__ void each(const Channels<T, N>& channels, F&& f) const {
 #pragma unroll
@@ -104,7 +104,7 @@ struct Windows {
       A v;
       const int winner = w.winner(k, channels.slope[k], v);
       const bool passes = w.whole && channels.template value<false>(v, k) > A(0);
-      f(k, winner, v, passes ? load_as(from.v[k]) : A(0));
+      f(winner, k, v, passes ? load_as(from.v[k]) : A(0));
     }
   }
 };
@@ -171,7 +171,7 @@ struct InputGradient {
   }
   __device__ __forceinline__ void put(const Geometry&, Windows<T, N>& windows, T* dx, int64_t) const {
     Window<T, N>& w = windows.w;
-    windows.each(channels, [&](int k, int winner, A, A d) {
+    windows.each(channels, [&](int winner, int k, A, A d) {
 #pragma unroll
       for (int p = 0; p < 4; ++p)
         w.x[p].v[k] =
