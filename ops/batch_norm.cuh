@@ -51,26 +51,19 @@ __device__ __forceinline__ int64_t first_channel() {
   return (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * N;
 }
 
-// The rows r, r + step, .. that a thread takes, kRows at once. What is past the end reads row r again, so that all loads
-// of a batch go out without a branch between them.
-template <int kRows>
-struct Batch {
-  int64_t r, step, rows;
+// Calls f.operator()<n>(r) for rows r, r + step, .. of [start, rows): kRows at once, the last ones one by one.
+template <int kRows, class F>
+__device__ __forceinline__ void for_rows(int64_t start, int64_t step, int64_t rows, F&& f) {
+  int64_t r = start;
+  for (; r + (kRows - 1) * step < rows; r += kRows * step) f.template operator()<kRows>(r);
+  for (; r < rows; r += step) f.template operator()<1>(r);
+}
 
-  __device__ __forceinline__ bool has(int u = 0) const { return r + u * step < rows; }
-  __device__ __forceinline__ int64_t row(int u) const { return has(u) ? r + u * step : r; }
-  __device__ __forceinline__ void advance() { r += kRows * step; }
-  // The packs of N channels at `from` in each of the rows, which are `width` long.
-  template <class T, int N>
-  __device__ __forceinline__ void load(const T* from, int64_t width, Pack<T, N> (&to)[kRows]) const {
+// n packs, `step` elements apart: all loads before any use.
+template <class T, int N, int kCount>
+__device__ __forceinline__ void load_rows(const T* from, int64_t step, Pack<T, N> (&to)[kCount]) {
 #pragma unroll
-    for (int u = 0; u < kRows; ++u) to[u] = *reinterpret_cast<const Pack<T, N>*>(from + row(u) * width);
-  }
-};
-// Of the blocks in a row of them that share the work.
-template <int kRows>
-__device__ __forceinline__ Batch<kRows> first_batch(int64_t blocks, int64_t rows) {
-  return {int64_t{blockIdx.x} * blockDim.y + threadIdx.y, blocks * blockDim.y, rows};
+  for (int u = 0; u < kCount; ++u) to[u] = *reinterpret_cast<const Pack<T, N>*>(from + u * step);
 }
 
 // Pairs of sums, [2, channels]: added up by atomics into zeros or, to give the same bits every time, each block's in
@@ -110,17 +103,9 @@ struct PairSums {
   }
   __device__ double first(int64_t c) const { return static_cast<double>(at[c]); }
   __device__ double second(int64_t c) const { return static_cast<double>(at[channels + c]); }
-  // Called by whole blocks once they have read, and again at their end with what the first call gave, so that nobody
-  // waits for it meanwhile: the last one to have read makes the sums zeros again.
-  __device__ unsigned arrive() const {
-    if (!at || parts) return 0;
-    __threadfence();
-    __syncthreads();
-    return flat_thread() == 0 ? atomicInc(ticket, gridDim.x * gridDim.y - 1) : 0;
-  }
-  __device__ void leave(unsigned arrival) const {
-    if (!at || parts) return;
-    if (!__syncthreads_or(flat_thread() == 0 && arrival == gridDim.x * gridDim.y - 1)) return;
+  // Called by whole blocks once they have read: true in the last one, which then calls clear().
+  __device__ bool is_last_reader() const { return at && !parts && is_last_block(ticket); }
+  __device__ void clear() const {
     for (int64_t i = flat_thread(); i < 2 * channels; i += flat_threads()) at[i] = A(0);
   }
 };
@@ -193,16 +178,16 @@ struct Channels {
   using A = acc_t<T>;
   A mean[N], slope[N], beta[N];
 
-  // The slope is gamma until scale().
+  // mean is set already; slope holds invstd.
   __device__ __forceinline__ void load_affine(const A* gamma, const A* b, int64_t c) {
-    load_channels<N>(gamma + c, slope);
-    if (b) return load_channels<N>(b + c, beta);
+    A g[N];
+    load_channels<N>(gamma + c, g);
+    if (b) load_channels<N>(b + c, beta);
 #pragma unroll
-    for (int k = 0; k < N; ++k) beta[k] = 0;
-  }
-  __device__ __forceinline__ void scale(const A (&invstd)[N]) {
-#pragma unroll
-    for (int k = 0; k < N; ++k) slope[k] *= invstd[k];
+    for (int k = 0; k < N; ++k) {
+      slope[k] *= g[k];
+      if (!b) beta[k] = 0;
+    }
   }
   template <bool kRelu>
   __device__ __forceinline__ A value(A x, int k) const {

@@ -51,67 +51,6 @@ struct GradientTerms {
   }
 };
 
-// x and dy of a batch of rows; d of a pixel is its dy where it passes the ReLU.
-template <class T, int N, bool kRelu>
-struct Rows {
-  using A = acc_t<T>;
-  static constexpr int kRows = 2;  // at once
-  Batch<kRows> batch;
-  Pack<T, N> v[kRows], d[kRows];
-
-  __device__ __forceinline__ Rows(const Geometry& g, int64_t blocks) : batch(first_batch<kRows>(blocks, g.rows)) {}
-  __device__ __forceinline__ bool load(const Geometry& g, const T* x, const T* dy, int64_t c) {
-    if (!batch.has()) return false;
-    batch.load(x + c, g.channels, v);
-    batch.load(dy + c, g.channels, d);
-    return true;
-  }
-  // Calls f(u, k, x, d) for each of them.
-  template <class F>
-  __device__ __forceinline__ void each(const Channels<T, N>& channels, F&& f) const {
-#pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      if (!batch.has(u)) break;
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        const A value = load_as(v[u].v[k]), grad = load_as(d[u].v[k]);
-        f(u, k, value, kRelu && !(channels.template value<false>(value, k) > A(0)) ? A(0) : grad);
-      }
-    }
-  }
-};
-
-// x of a window and dy of its output, which is that of the winner where it passes the ReLU.
-template <class T, int N>
-struct Windows {
-  using A = acc_t<T>;
-  Batch<1> batch;
-  Window<T, N> w;
-  Pack<T, N> from;
-
-  __device__ __forceinline__ Windows(const Geometry& g, int64_t blocks) : batch(first_batch<1>(blocks, g.rows)) {}
-  __device__ __forceinline__ bool load(const Geometry& g, const T* x, const T* dy, int64_t c) {
-    if (!batch.has()) return false;
-    w.load(g, x, batch.r, c);
-    from = pack_at<T, N>(w.whole ? dy + w.out : x);  // without a branch; only a whole window's is used
-    return true;
-  }
-  // Calls f(winner, k, its x, d) for each channel.
-  template <class F>
-  __device__ __forceinline__ void each(const Channels<T, N>& channels, F&& f) const {
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      A v;
-      const int winner = w.winner(k, channels.slope[k], v);
-      const bool passes = w.whole && channels.template value<false>(v, k) > A(0);
-      f(winner, k, v, passes ? load_as(from.v[k]) : A(0));
-    }
-  }
-};
-
-template <class T, int N, bool kRelu, bool kPool>
-using Pixels = std::conditional_t<kPool, Windows<T, N>, Rows<T, N, kRelu>>;
-
 // The pairs are sum d and sum d (x - mean).
 template <class T, int N, bool kRelu, bool kPool>
 __global__ void __launch_bounds__(kThreads, kSumBlocks)
@@ -119,25 +58,48 @@ __global__ void __launch_bounds__(kThreads, kSumBlocks)
                          const acc_t<T>* gamma, const acc_t<T>* beta, PairSums<acc_t<T>> sums) {
   using A = acc_t<T>;
   let_next_start();
-  const int64_t c = first_channel<N>();
+  const int64_t c = first_channel<N>(), step = int64_t{gridDim.x} * blockDim.y;
   A sum[N] = {}, product[N] = {};
   wait_for_previous();
   if (c < g.channels) {
-    Pixels<T, N, kRelu, kPool> pixels(g, gridDim.x);
-    bool more = pixels.load(g, x, dy, c);
     Channels<T, N> channels;
-    A inv[N];
     load_channels<N>(mean + c, channels.mean);
-    load_channels<N>(invstd + c, inv);
+    load_channels<N>(invstd + c, channels.slope);
     channels.load_affine(gamma, beta, c);
-    channels.scale(inv);
-    while (more) {
-      pixels.each(channels, [&](int, int k, A value, A d) {
-        sum[k] += d;
-        product[k] += d * (value - channels.mean[k]);
+    const int64_t start = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+    if constexpr (kPool) {
+      for (int64_t r = start; r < g.rows; r += step) {
+        Window<T, N> w;
+        Pack<T, N> from{};
+        w.load(g, x, r, c);
+        if (w.whole) from = pack_at<T, N>(dy + w.out);
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+          A v;
+          w.winner(k, channels.slope[k], v);
+          if (!(w.whole && channels.template value<false>(v, k) > A(0))) continue;
+          const A d = load_as(from.v[k]);
+          sum[k] += d;
+          product[k] += d * (v - channels.mean[k]);
+        }
+      }
+    } else {
+      constexpr int kRows = 2;  // at once
+      for_rows<kRows>(start, step, g.rows, [&]<int kCount>(int64_t r) {
+        Pack<T, N> v[kCount], d[kCount];
+        load_rows(x + r * g.channels + c, step * g.channels, v);
+        load_rows(dy + r * g.channels + c, step * g.channels, d);
+#pragma unroll
+        for (int u = 0; u < kCount; ++u)
+#pragma unroll
+          for (int k = 0; k < N; ++k) {
+            const A value = load_as(v[u].v[k]);
+            A grad = load_as(d[u].v[k]);
+            if (kRelu && !(channels.template value<false>(value, k) > A(0))) grad = 0;
+            sum[k] += grad;
+            product[k] += grad * (value - channels.mean[k]);
+          }
       });
-      pixels.batch.advance();
-      more = pixels.load(g, x, dy, c);
     }
   }
   add_pairs<N, A>(sum, product, sums);
@@ -151,37 +113,64 @@ struct InputGradient {
   Channels<T, N> channels;
   A tilt[N], shift[N];
 
-  // tilt and shift hold pull and offset before.
-  __device__ __forceinline__ void scale(const A (&invstd)[N]) {
-    channels.scale(invstd);
+  // They hold pull and offset before.
+  __device__ __forceinline__ void load_affine(const A* gamma, const A* beta, int64_t c) {
+    channels.load_affine(gamma, beta, c);
 #pragma unroll
     for (int k = 0; k < N; ++k) tilt[k] *= -channels.slope[k], shift[k] *= -channels.slope[k];
   }
   // What all of x's gradient but that of d is.
   __device__ __forceinline__ A base(A x, int k) const { return (x - channels.mean[k]) * tilt[k] + shift[k]; }
+};
 
-  template <bool kRelu>
-  __device__ __forceinline__ void put(const Geometry& g, Rows<T, N, kRelu>& rows, T* dx, int64_t c) const {
-    rows.each(channels, [&](int u, int k, A value, A d) {
-      rows.v[u].v[k] = store_as<T>(channels.slope[k] * d + base(value, k));
-    });
+template <class T, int N, bool kRelu>
+__device__ __forceinline__ void input_gradient_rows(const Geometry& g, const InputGradient<T, N>& gradient, const T* x,
+                                                    const T* dy, T* dx, int64_t c, int64_t blocks) {
+  using A = acc_t<T>;
+  constexpr int kRows = 2;  // at once
+  const int64_t step = blocks * blockDim.y;
+  for_rows<kRows>(int64_t{blockIdx.x} * blockDim.y + threadIdx.y, step, g.rows, [&]<int kCount>(int64_t r) {
+    Pack<T, N> v[kCount], d[kCount];
+    load_rows(x + r * g.channels + c, step * g.channels, v);
+    load_rows(dy + r * g.channels + c, step * g.channels, d);
 #pragma unroll
-    for (int u = 0; u < rows.kRows; ++u)
-      if (rows.batch.has(u)) set_pack(dx + rows.batch.row(u) * g.channels + c, rows.v[u]);
-  }
-  __device__ __forceinline__ void put(const Geometry&, Windows<T, N>& windows, T* dx, int64_t) const {
-    Window<T, N>& w = windows.w;
-    windows.each(channels, [&](int winner, int k, A, A d) {
+    for (int u = 0; u < kCount; ++u) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const A value = load_as(v[u].v[k]);
+        A grad = load_as(d[u].v[k]);
+        if (kRelu && !(gradient.channels.template value<false>(value, k) > A(0))) grad = 0;
+        v[u].v[k] = store_as<T>(gradient.channels.slope[k] * grad + gradient.base(value, k));
+      }
+      set_pack(dx + (r + u * step) * g.channels + c, v[u]);
+    }
+  });
+}
+
+template <class T, int N>
+__device__ __forceinline__ void input_gradient_windows(const Geometry& g, const InputGradient<T, N>& gradient,
+                                                       const T* x, const T* dy, T* dx, int64_t c, int64_t blocks) {
+  using A = acc_t<T>;
+  for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += blocks * blockDim.y) {
+    Window<T, N> w;
+    Pack<T, N> from{};
+    w.load(g, x, r, c);
+    if (w.whole) from = pack_at<T, N>(dy + w.out);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      A v;
+      const int winner = w.winner(k, gradient.channels.slope[k], v);
+      const bool passes = w.whole && gradient.channels.template value<false>(v, k) > A(0);
+      const A d = passes ? gradient.channels.slope[k] * load_as(from.v[k]) : A(0);
 #pragma unroll
       for (int p = 0; p < 4; ++p)
-        w.x[p].v[k] =
-            store_as<T>(base(load_as(w.x[p].v[k]), k) + (winner == p ? channels.slope[k] * d : A(0)));
-    });
+        w.x[p].v[k] = store_as<T>(gradient.base(load_as(w.x[p].v[k]), k) + (winner == p ? d : A(0)));
+    }
 #pragma unroll
     for (int p = 0; p < 4; ++p)
       if (w.inside[p]) set_pack(dx + w.at[p], w.x[p]);
   }
-};
+}
 
 // The blocks of the last row write dgamma and dbeta, the others dx.
 template <class T, int N, bool kRelu, bool kPool>
@@ -193,25 +182,22 @@ __global__ void __launch_bounds__(kThreads, kPool ? kPoolBlocks : kGradientBlock
   InputGradient<T, N> gradient;
   let_next_start();
   wait_for_previous();
-  Pixels<T, N, kRelu, kPool> pixels(g, blocks);
-  bool more = works && pixels.load(g, x, dy, c);
   if (works) {
-    acc_t<T> invstd[N];
     load_channels<N>(mean + c, gradient.channels.mean);
-    load_channels<N>(terms.invstd + c, invstd);
-    terms.load(c, invstd, gradient.shift, gradient.tilt);
-    gradient.channels.load_affine(gamma, beta, c);
-    gradient.scale(invstd);
+    load_channels<N>(terms.invstd + c, gradient.channels.slope);
+    terms.load(c, gradient.channels.slope, gradient.shift, gradient.tilt);
+    gradient.load_affine(gamma, beta, c);
   } else if (blockIdx.x == blocks) {
     terms.write(g.channels, mean, gamma, beta);
   }
-  const unsigned arrival = terms.sums.arrive();
-  while (more) {
-    gradient.put(g, pixels, dx, c);
-    pixels.batch.advance();
-    more = pixels.load(g, x, dy, c);
+  const bool last = terms.sums.is_last_reader();
+  if (works) {
+    if constexpr (kPool)
+      input_gradient_windows<T, N>(g, gradient, x, dy, dx, c, blocks);
+    else
+      input_gradient_rows<T, N, kRelu>(g, gradient, x, dy, dx, c, blocks);
   }
-  terms.sums.leave(arrival);
+  if (last) terms.sums.clear();
 }
 
 template <class T, int N, bool kRelu, bool kPool>

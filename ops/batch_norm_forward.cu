@@ -7,7 +7,7 @@ namespace ht {
 namespace {
 using namespace bn;
 
-constexpr int kMomentBlocks = 2, kNormaliseBlocks = 4, kPoolBlocks = 3;  // an SM
+constexpr int kMomentBlocks = 2, kNormaliseBlocks = 4;  // an SM
 
 // The pairs are sum (x - K) and sum (x - K)^2 with K the first row, which keeps a mean far larger than the spread
 // exact.
@@ -17,25 +17,23 @@ __global__ void __launch_bounds__(kMostThreads, kMomentBlocks)
   using A = acc_t<T>;
   constexpr int kRows = 4;  // at once
   let_next_start();
-  const int64_t c = first_channel<N>();
-  A sum[N] = {}, squares[N] = {};
+  const int64_t c = first_channel<N>(), step = int64_t{gridDim.x} * blockDim.y;
+  A shift[N], sum[N] = {}, squares[N] = {};
   wait_for_previous();
   if (c < g.channels) {
-    const Pack<T, N> shift = pack_at<T, N>(x + c);
-    for (auto batch = first_batch<kRows>(gridDim.x, g.rows); batch.has(); batch.advance()) {
-      Pack<T, N> v[kRows];
-      batch.load(x + c, g.channels, v);
+    load_pack<T, N>(x + c, shift);
+    for_rows<kRows>(int64_t{blockIdx.x} * blockDim.y + threadIdx.y, step, g.rows, [&]<int kCount>(int64_t r) {
+      Pack<T, N> v[kCount];
+      load_rows(x + r * g.channels + c, step * g.channels, v);
 #pragma unroll
-      for (int u = 0; u < kRows; ++u) {
-        if (!batch.has(u)) break;
+      for (int u = 0; u < kCount; ++u)
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-          const A d = load_as(v[u].v[k]) - load_as(shift.v[k]);
+          const A d = load_as(v[u].v[k]) - shift[k];
           sum[k] += d;
           squares[k] += d * d;
         }
-      }
-    }
+    });
   }
   add_pairs<N, A>(sum, squares, sums);
   sums.finish();
@@ -123,58 +121,44 @@ struct Statistics {
 };
 
 template <class T, int N, bool kRelu>
-struct NormaliseRows {
-  static constexpr int kRows = 4;  // at once
-  Batch<kRows> batch;
-  Pack<T, N> v[kRows];
-
-  __device__ __forceinline__ NormaliseRows(const Geometry& g, int64_t blocks)
-      : batch(first_batch<kRows>(blocks, g.rows)) {}
-  __device__ __forceinline__ bool load(const Geometry& g, const T* x, int64_t c) {
-    if (batch.has()) batch.load(x + c, g.channels, v);
-    return batch.has();
-  }
-  __device__ __forceinline__ void put(const Geometry& g, const Channels<T, N>& channels, T* y, int64_t c) {
+__device__ __forceinline__ void normalise_rows(const Geometry& g, const Channels<T, N>& channels, const T* x, T* y,
+                                               int64_t c, int64_t blocks) {
+  constexpr int kRows = 4;  // at once
+  const int64_t step = blocks * blockDim.y;
+  for_rows<kRows>(int64_t{blockIdx.x} * blockDim.y + threadIdx.y, step, g.rows, [&]<int kCount>(int64_t r) {
+    Pack<T, N> v[kCount];
+    load_rows(x + r * g.channels + c, step * g.channels, v);
 #pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      if (!batch.has(u)) break;
+    for (int u = 0; u < kCount; ++u) {
 #pragma unroll
       for (int k = 0; k < N; ++k) v[u].v[k] = store_as<T>(channels.template value<kRelu>(load_as(v[u].v[k]), k));
-      set_pack(y + batch.row(u) * g.channels + c, v[u]);
+      set_pack(y + (r + u * step) * g.channels + c, v[u]);
     }
-    batch.advance();
-  }
-};
+  });
+}
 
 template <class T, int N>
-struct NormaliseWindows {
-  Batch<1> batch;
-  Window<T, N> w;
-
-  __device__ __forceinline__ NormaliseWindows(const Geometry& g, int64_t blocks)
-      : batch(first_batch<1>(blocks, g.rows)) {}
-  __device__ __forceinline__ bool load(const Geometry& g, const T* x, int64_t c) {
-    if (batch.has()) w.load(g, x, batch.r, c);
-    return batch.has();
-  }
-  __device__ __forceinline__ void put(const Geometry&, const Channels<T, N>& channels, T* y, int64_t) {
-    batch.advance();
-    if (!w.whole) return;
+__device__ __forceinline__ void normalise_windows(const Geometry& g, const Channels<T, N>& channels, const T* x, T* y,
+                                                  int64_t c, int64_t blocks) {
+  using A = acc_t<T>;
+  for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += blocks * blockDim.y) {
+    Window<T, N> w;
+    w.load(g, x, r, c);
+    if (!w.whole) continue;
     Pack<T, N> best;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      acc_t<T> value;
+      A value;
       w.winner(k, channels.slope[k], value);
       best.v[k] = store_as<T>(channels.template value<true>(value, k));
     }
     set_pack(y + w.out, best);
   }
-};
+}
 
-// The blocks of the last row write the statistics, the others normalise. What these read first is on its way while they
-// find out the statistics.
+// The blocks of the last row write the statistics, the others normalise.
 template <class T, int N, bool kRelu, bool kPool>
-__global__ void __launch_bounds__(kThreads, kPool ? kPoolBlocks : kNormaliseBlocks)
+__global__ void __launch_bounds__(kThreads, kNormaliseBlocks)
     normalise_kernel(Geometry g, const T* x, Statistics<T> statistics, const acc_t<T>* gamma, const acc_t<T>* beta,
                      T* y) {
   const int64_t c = first_channel<N>(), blocks = int64_t{gridDim.x} - 1;
@@ -182,22 +166,20 @@ __global__ void __launch_bounds__(kThreads, kPool ? kPoolBlocks : kNormaliseBloc
   let_next_start();
   wait_for_previous();
   Channels<T, N> channels;
-  std::conditional_t<kPool, NormaliseWindows<T, N>, NormaliseRows<T, N, kRelu>> pixels(g, blocks);
-  bool more = works && pixels.load(g, x, c);
   if (works) {
-    acc_t<T> invstd[N];
-    statistics.load(c, channels.mean, invstd);
+    statistics.load(c, channels.mean, channels.slope);
     channels.load_affine(gamma, beta, c);
-    channels.scale(invstd);
   } else if (blockIdx.x == blocks && (statistics.sums.at || statistics.running_mean)) {
     statistics.template write<N>(g.channels);
   }
-  const unsigned arrival = statistics.sums.arrive();
-  while (more) {
-    pixels.put(g, channels, y, c);
-    more = pixels.load(g, x, c);
+  const bool last = statistics.sums.is_last_reader();
+  if (works) {
+    if constexpr (kPool)
+      normalise_windows<T, N>(g, channels, x, y, c, blocks);
+    else
+      normalise_rows<T, N, kRelu>(g, channels, x, y, c, blocks);
   }
-  statistics.sums.leave(arrival);
+  if (last) statistics.sums.clear();
 }
 
 template <class T, int N>
@@ -205,7 +187,7 @@ void normalise(const CudaContext& cuda, const Geometry& g, const Tensor& x, cons
                const Tensor& gamma, const Tensor& beta, const Tensor& y, BatchNormTail tail) {
   using A = acc_t<T>;
   const auto run = [&]<bool kRelu, bool kPool>() {
-    Launch launch = launch_for(cuda, g.rows, g.channels / N, kPool ? kPoolBlocks : kNormaliseBlocks);
+    Launch launch = launch_for(cuda, g.rows, g.channels / N, kNormaliseBlocks);
     ++launch.grid.x;
     launch_early(cuda, normalise_kernel<T, N, kRelu, kPool>, launch.grid, launch.block, g, x.data<T>(), statistics,
                  gamma.data<A>(), beta.data<A>(), y.data<T>());

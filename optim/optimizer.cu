@@ -15,23 +15,10 @@ __device__ double block_sum(double value) {
   return shared[0];
 }
 
-// What the last block of a step's last inspection makes the verdict of.
-struct Verdict {
-  unsigned* ticket;  // null: not the last inspection
-  const ScalerState* states;
-  int count;
-  bool scaled;
-  const double* partial;  // all of the step's
-  int64_t partials;
-  double max_norm;
-};
-
 // Are all gradients finite? Their squares, a sum a block, go to `partial` unless that is null.
 __global__ void __launch_bounds__(kBlock)
-    inspect_kernel(const __grid_constant__ TensorTable table, StepRecord* record, double* partial,
-                   const __grid_constant__ Verdict v) {
+    inspect_kernel(const __grid_constant__ TensorTable table, StepRecord* record, double* partial) {
   let_next_start();
-  wait_for_previous();
   double squares = 0;
   for_chunks(table, [&](int t, int64_t begin, int64_t end) {
     bool bad = false;
@@ -58,15 +45,20 @@ __global__ void __launch_bounds__(kBlock)
       atomicMax(&record->first_bad, table.index[t]);
     }
   });
-  if (partial) {
-    const double sum = block_sum(squares);
-    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
-  }
-  if (!v.ticket || !is_last_block(v.ticket)) return;
+  if (!partial) return;
+  const double sum = block_sum(squares);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(kBlock)
+    judge_kernel(StepRecord* record, const ScalerState* states, int count, bool scaled, const double* partial,
+                 int64_t partials, double max_norm) {
+  let_next_start();
+  wait_for_previous();
   double sum = 0;
-  for (int64_t i = threadIdx.x; i < v.partials; i += kBlock) sum += __ldcg(v.partial + i);
+  for (int64_t i = threadIdx.x; i < partials; i += kBlock) sum += partial[i];
   sum = block_sum(sum);
-  if (threadIdx.x == 0) judge(*record, v.states, v.count, v.scaled, sum, v.max_norm);
+  if (threadIdx.x == 0) judge(*record, states, count, scaled, sum, max_norm);
 }
 
 struct FinishTable {
@@ -129,26 +121,24 @@ void judge_gradients_cuda(std::span<const UpdateItem> items, const Tensor& recor
   const int64_t most = norm ? (static_cast<int64_t>(items.size()) / kTableSize + 4) * cuda.sm_count * 4 : 0;
   if (norm && (!partials || partials.numel() < most)) partials = Tensor::empty({most}, DType::f64, record.device());
   double* partial = norm ? partials.data<double>() : nullptr;
-  Verdict verdict{nullptr, j.states ? reinterpret_cast<const ScalerState*>(j.states.data<uint8_t>()) : nullptr,
-                  j.count, j.scaled, partial, 0, j.max_norm};
-  TensorTable table;
-  const auto inspect = [&] {
-    const unsigned blocks = std::max(1u, table.blocks(cuda));
-    double* mine = norm ? partial + verdict.partials : nullptr;
-    if (norm) verdict.partials += blocks;
-    launch_early(cuda, inspect_kernel, blocks, kBlock, table, r, mine, verdict);
-    table.count = 0;
-  };
-  table.first[0] = 0;
+  int64_t used = 0;
   if (j.count > 0 || norm)
-    for (const UpdateItem& item : items) {
-      if (table.full()) inspect();
-      table.index[table.count] = item.index;
-      table.grad[table.count] = item.grad.dtype();
-      table.add({item.grad.data()}, item.grad.numel());
-    }
-  verdict.ticket = static_cast<unsigned*>(cuda.zeros_of(sizeof(unsigned)));
-  inspect();
+    for_tables_of(
+        items,
+        [](TensorTable& table, const UpdateItem& item) {
+          table.index[table.count] = item.index;
+          table.grad[table.count] = item.grad.dtype();
+          table.add({item.grad.data()}, item.grad.numel());
+          return true;
+        },
+        [&](const TensorTable& table) {
+          const unsigned blocks = table.blocks(cuda);
+          inspect_kernel<<<blocks, kBlock, 0, cuda.stream()>>>(table, r, norm ? partial + used : nullptr);
+          HT_LAUNCHED("inspect gradients");
+          if (norm) used += blocks;
+        });
+  const auto* states = j.states ? reinterpret_cast<const ScalerState*>(j.states.data<uint8_t>()) : nullptr;
+  launch_early(cuda, judge_kernel, 1, kBlock, r, states, j.count, j.scaled, partial, used, j.max_norm);
 }
 
 void finish_step_cuda(std::span<const UpdateItem> items, const Settlement& s) {
