@@ -45,7 +45,6 @@ json config_of(const TrainOptions& o, const data::Loader& loader) {
           {"--nesterov", o.nesterov},
           {"--weight-decay", o.weight_decay},
           {"--decay-norm", o.decay_norm},
-          {"--norm-lr", o.norm_lr},
           {"--head-lr", o.head_lr},
           {"--ema", o.ema},
           {"--ema-every", o.ema_every},

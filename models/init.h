@@ -27,8 +27,9 @@ void kaiming_uniform_(const Tensor& weight, const KaimingOptions& options = {});
 void dirac_(const Tensor& weight);
 // kaiming_normal_ with Fan::out of every weight of rank 2 and above but the last, which no ReLU follows.
 void kaiming_fan_out_(const Module& model);
-// The same, then dirac_ of the first min(out, in) kernels of each of those weights: every layer begins by passing its input
-// on, and a deep network without shortcuts learns from the first steps (Zagoruyko and Komodakis, "DiracNets", 2017).
+// The same, then dirac_ of the first min(out, in) kernels of each of those weights: every layer begins by passing its
+// input on, and a deep network without shortcuts learns from the first steps (Zagoruyko and Komodakis, "DiracNets",
+// 2017).
 void kaiming_dirac_(const Module& model);
 // Glorot and Bengio (2010): std = gain sqrt(2 / (fan_in + fan_out)).
 void xavier_normal_(const Tensor& weight, double gain = 1);

@@ -25,15 +25,17 @@ void fill_recipe(const CLI::App& app, TrainOptions& o) {
   const auto take = [&](const char* flag, auto& field, auto value) {
     if (app.count(flag) == 0) field = value;
   };
-  take("--epochs", o.epochs, best ? 60 : 28);
-  take("--batch-size", o.batch_size, 512);
+  take("--epochs", o.epochs, best ? 43 : 20);
+  take("--batch-size", o.batch_size, 256);
   take("--lr", o.lr, 0.1);
+  take("--head-lr", o.head_lr, 0.1);
   take("--schedule", o.schedule, "triangular:0.2");
   take("--label-smoothing", o.label_smoothing, 0.1);
   take("--augment", o.augment, Augment::crop);
-  take("--cutout", o.cutout, best ? 15 : 8);
+  take("--flip", o.alternate_flip, true);
+  take("--cutout", o.cutout, best ? 12 : 8);
   take("--ema", o.ema, best ? 0.998 : 0.995);
-  take("--init", o.init, Init::kaiming);
+  take("--init", o.init, Init::dirac);
   take("--decay-norm", o.decay_norm, false);
 }
 
@@ -126,7 +128,8 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
       ->group(kRecipe)
       ->type_name("FILE");
   app.add_option("--label-smoothing", o.label_smoothing, "in [0, 1) (default 0)")->group(kRecipe);
-  app.add_option("--init", init, "uniform (PyTorch's default), kaiming (normal, fan-out) or dirac (that, and the identity)")
+  app.add_option("--init", init,
+                 "uniform (PyTorch's default), kaiming (normal, fan-out) or dirac (that, and the identity)")
       ->group(kRecipe)
       ->type_name("KIND");
   app.add_option("--weights", o.weights, "take the first weights from this file: a checkpoint, or PyTorch's names")
@@ -143,8 +146,8 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
       ->group(kRecipe)
       ->check(CLI::IsMember({"random", "alternating"}))
       ->type_name("KIND");
-  app.add_option("--norm-lr", o.norm_lr, "learning rate of norms and biases, times --lr (default 1)")->group(kRecipe);
-  app.add_option("--head-lr", o.head_lr, "that of the last layer's weight, times --lr (default 1)")->group(kRecipe);
+  app.add_option("--head-lr", o.head_lr, "learning rate of the last layer's weight, times --lr (default 1)")
+      ->group(kRecipe);
   app.add_option("--cutout", o.cutout, "side of a square to erase (0: none)")->group(kRecipe);
 
   app.add_flag("--deterministic", o.deterministic, "the same bits run to run; plans are not tuned")->group(kDevice);
@@ -268,7 +271,6 @@ void validate(const TrainOptions& o) {
   at_least("--keep", o.keep, 0);
   parse_interval(o.save_every, 1);  // throws on one that is none
   finite("--lr", o.lr);
-  finite("--norm-lr", o.norm_lr);
   finite("--head-lr", o.head_lr);
   finite("--weight-decay", o.weight_decay);
   within("--momentum", o.momentum, 0, 1);

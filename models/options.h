@@ -27,7 +27,7 @@ struct TrainOptions {
   int64_t val_size = 0;  // of those, held out for validation
   Augment augment = Augment::crop;
   bool alternate_flip = false;  // mirror each image every other epoch, not at random
-  int64_t cutout = 0;  // side of the erased square; 0: none
+  int64_t cutout = 0;           // side of the erased square; 0: none
 
   int64_t epochs = 30;
   int64_t iterations = 0;  // stop after this many steps; 0: no such limit
@@ -36,8 +36,7 @@ struct TrainOptions {
   double momentum = 0.9;
   double weight_decay = 5e-4;
   bool decay_norm = true;  // weight decay on the parameters of norms and on biases, too
-  double norm_lr = 1;      // times the learning rate: that of norms and biases
-  double head_lr = 1;      // the same of the last layer's weight
+  double head_lr = 1;      // times the learning rate: that of the last layer's weight
   bool nesterov = true;
   std::string schedule = "onecycle";  // see optim/schedule.h
   double label_smoothing = 0;

@@ -152,7 +152,6 @@ Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const opt
                {"schedule", options.schedule},
                {"label_smoothing", options.label_smoothing},
                {"recipe", options.recipe},
-               {"norm_lr", options.norm_lr},
                {"head_lr", options.head_lr},
                {"flip", options.alternate_flip ? "alternating" : "random"},
                {"init", name_of(options.init)},

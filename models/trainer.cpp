@@ -52,14 +52,18 @@ void initialise(const Module& model, Init init) {
 std::vector<optim::ParamGroup<optim::SgdOptions>> parameter_groups(const Module& model, const TrainOptions& o) {
   const optim::SgdOptions sgd{
       .lr = o.lr, .momentum = o.momentum, .nesterov = o.nesterov, .weight_decay = o.weight_decay};
-  if (o.decay_norm && o.norm_lr == 1 && o.head_lr == 1) return {{model.parameters(), sgd}};
-  std::vector<optim::ParamGroup<optim::SgdOptions>> groups{{{}, sgd}, {{}, sgd}, {{}, sgd}};  // weights, norms, head
-  if (!o.decay_norm) groups[1].options.weight_decay = 0;
-  groups[1].options.lr *= o.norm_lr;
-  groups[2].options.lr *= o.head_lr;
-  for (const Var& p : model.parameters()) groups[p.shape().rank() > 1 ? 0 : 1].params.push_back(p);
-  std::vector<Var>& weights = groups[0].params;
-  if (o.head_lr != 1 && !weights.empty()) groups[2].params.push_back(weights.back()), weights.pop_back();
+  optim::ParamGroup<optim::SgdOptions> weights{{}, sgd}, norms{{}, sgd}, head{{}, sgd};
+  if (!o.decay_norm) norms.options.weight_decay = 0;
+  head.options.lr *= o.head_lr;
+  for (const Var& p : model.parameters())
+    (p.shape().rank() == 1 && !o.decay_norm ? norms : weights).params.push_back(p);
+  const auto last =
+      std::find_if(weights.params.rbegin(), weights.params.rend(), [](const Var& p) { return p.shape().rank() > 1; });
+  if (o.head_lr != 1 && last != weights.params.rend()) {
+    head.params.push_back(*last);
+    weights.params.erase(std::next(last).base());
+  }
+  std::vector<optim::ParamGroup<optim::SgdOptions>> groups{weights, norms, head};
   std::erase_if(groups, [](const auto& group) { return group.params.empty(); });
   return groups;
 }

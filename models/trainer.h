@@ -27,8 +27,8 @@ data::LoaderOptions test_loader_options(const TrainOptions& options);
 // Draws the first weights anew; Init::uniform: leaves those that the layers drew.
 void initialise(const Module& model, Init init);
 
-// The optimizer's groups. Without decay_norm, or with a norm_lr or head_lr, the parameters of rank 1, which are those
-// of norms and the biases, have one of their own, as does with a head_lr the last weight.
+// The optimizer's groups: weights; without decay_norm the parameters of rank 1, which are those of norms and the
+// biases; with a head_lr the last weight.
 std::vector<optim::ParamGroup<optim::SgdOptions>> parameter_groups(const Module& model, const TrainOptions& options);
 
 // Steps of the whole run: epochs * steps_per_epoch, at most options.iterations when that is set.

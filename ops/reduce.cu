@@ -77,7 +77,8 @@ void reduce_forward_cuda(Context& ctx, Fn fn, const ReducePlan& plan, const Tens
       reduce_on_cuda(ctx, plan, Elements<T>{x.data<T>()}, Same<A>{}, StoreMean<A>{stat.data<A>(), n});
       mean = stat.data<A>();
     }
-    reduce_on_cuda(ctx, plan, Elements<T>{x.data<T>()}, MapWithMean<Fn, A>{fn, mean}, StoreFinished<Fn, T>{fn, y.data<T>(), n});
+    reduce_on_cuda(ctx, plan, Elements<T>{x.data<T>()}, MapWithMean<Fn, A>{fn, mean},
+                   StoreFinished<Fn, T>{fn, y.data<T>(), n});
   });
 }
 
@@ -107,7 +108,8 @@ HT_REDUCE(Norm)
 
 void reduce_to_cuda(Context& ctx, const BroadcastPlan& plan, const Tensor& x, const Tensor& y) {
   dispatch_floating(x.dtype(), "reduce_to", [&]<class T>() {
-    reduce_on_cuda(ctx, reduce_plan(plan), Elements<T>{x.data<T>()}, Same<acc_t<T>>{}, StoreWeighted<T>{y.data<T>(), 1});
+    reduce_on_cuda(ctx, reduce_plan(plan), Elements<T>{x.data<T>()}, Same<acc_t<T>>{},
+                   StoreWeighted<T>{y.data<T>(), 1});
   });
 }
 

@@ -41,8 +41,8 @@ __device__ inline double warp_sum(double v) {
   return v;
 }
 
-// Where a kernel's partial sums go: with one part to `put`, else to [parts, outputs], whose total the last block puts if
-// there is a ticket.
+// Where a kernel's partial sums go: with one part to `put`, else to [parts, outputs], whose total the last block puts
+// if there is a ticket.
 template <class Put>
 struct Partials {
   int64_t outputs, parts;
@@ -138,7 +138,8 @@ __global__ void __launch_bounds__(kBlock) expand_kernel(ReducePlan p, F f) {
 inline unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + kBlock - 1) / kBlock); }
 }  // namespace reduce_detail
 
-// Calls the device functor put(o, sum of map(load(i), o) over the elements i behind output o, in double) once for each o.
+// Calls the device functor put(o, sum of map(load(i), o) over the elements i behind output o, in double) once for each
+// o.
 template <class Load, class Map, class Put>
 void reduce_on_cuda(Context& ctx, const ReducePlan& p, Load load, Map map, Put put) {
   using namespace reduce_detail;
@@ -158,11 +159,9 @@ void reduce_on_cuda(Context& ctx, const ReducePlan& p, Load load, Map map, Put p
     launch_early(cuda, rows_kernel<Load, Map, Put>, blocks_for(p.outputs * parts * kWarp), kBlock, p, load, map,
                  partials);
   else
-    launch_early(cuda, columns_kernel<Load, Map, Put>,
-                 dim3(static_cast<unsigned>(width), static_cast<unsigned>(parts)), dim3(kWarp, kBlock / kWarp), p, load,
-                 map, partials);
-  if (parts > 1 && !here)
-    launch_early(cuda, finish_kernel<Put>, blocks_for(p.outputs * kWarp), kBlock, partials);
+    launch_early(cuda, columns_kernel<Load, Map, Put>, dim3(static_cast<unsigned>(width), static_cast<unsigned>(parts)),
+                 dim3(kWarp, kBlock / kWarp), p, load, map, partials);
+  if (parts > 1 && !here) launch_early(cuda, finish_kernel<Put>, blocks_for(p.outputs * kWarp), kBlock, partials);
 }
 
 namespace reduce_detail {

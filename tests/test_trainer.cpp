@@ -207,16 +207,45 @@ TEST_CASE("--no-decay-norm: parameters of rank 1 in a group that does not decay"
   for (const Var& p : groups[1].params) CHECK(p.shape().rank() == 1);
 }
 
+TEST_CASE("--head-lr: a group of the last weight") {
+  const nn::Sequential net = models::vgg16({.width = 0.05});
+  const auto groups = models::parameter_groups(net, parsed({"--lr", "2", "--head-lr", "0.25"}));
+  REQUIRE(groups.size() == 2);
+  CHECK(groups[0].params.size() == net.parameters().size() - 1);
+  CHECK(groups[0].options.lr == 2);
+  CHECK(groups[1].options.lr == 0.5);
+  CHECK(groups[1].options.weight_decay == groups[0].options.weight_decay);
+  REQUIRE(groups[1].params.size() == 1);
+  CHECK(groups[1].params[0].state() == net.parameters().back().state());
+  const auto three = models::parameter_groups(net, parsed({"--head-lr", "0.25", "--no-decay-norm"}));
+  REQUIRE(three.size() == 3);
+  CHECK(three[0].params.size() == 15);
+  CHECK(three[1].params.size() == 30);
+  CHECK(three[2].params[0].state() == net.parameters().back().state());
+  CHECK(code_of({"--head-lr", "-1"}) == 2);
+}
+
+TEST_CASE("--flip: each image mirrored at random, or every other epoch") {
+  CHECK(models::train_loader_options(parsed({"--augment", "flip"})).augment.flip == data::Flip::random);
+  CHECK(models::train_loader_options(parsed({"--augment", "flip", "--flip", "alternating"})).augment.flip ==
+        data::Flip::alternating);
+  CHECK(models::train_loader_options(parsed({"--augment", "none", "--flip", "alternating"})).augment.flip ==
+        data::Flip::none);
+  CHECK(code_of({"--flip", "never"}) != 0);
+}
+
 TEST_CASE("--recipe sets what is not given by name") {
   const TrainOptions best = parsed({"--recipe", "best"});
-  CHECK(best.epochs == 60);
-  CHECK(best.batch_size == 512);
+  CHECK(best.epochs == 43);
+  CHECK(best.batch_size == 256);
+  CHECK(best.head_lr == 0.1);
+  CHECK(best.alternate_flip);
   CHECK(best.lr == 0.1);
   CHECK(best.schedule == "triangular:0.2");
   CHECK(best.label_smoothing == 0.1);
   CHECK(best.augment == models::Augment::crop);
-  CHECK(best.cutout == 15);
-  CHECK(best.init == models::Init::kaiming);
+  CHECK(best.cutout == 12);
+  CHECK(best.init == models::Init::dirac);
   CHECK(best.ema > 0.99);
   CHECK(best.nesterov);
   CHECK(!best.decay_norm);
@@ -248,6 +277,26 @@ TEST_CASE("kaiming_fan_out_: every weight but the last") {
   const auto after = net.state_dict();
   for (const char* same : {"0.bias", "1.weight", "1.bias"})
     CHECK(before.at(same).to_vector() == after.at(same).to_vector());
+}
+
+TEST_CASE("kaiming_dirac_: the kernels that have a channel of their own pass it on") {
+  nn::Sequential net;
+  net.add<nn::Conv2d>(3, 5, 3);
+  net.add<nn::Linear>(6, 4);
+  net.add<nn::Linear>(4, 2);
+  const auto before = net.state_dict();
+  manual_seed(1);
+  nn::kaiming_fan_out_(net);
+  const auto random = net.state_dict().at("0.weight").to_vector();
+  manual_seed(1);
+  nn::kaiming_dirac_(net);
+  const auto conv = net.state_dict().at("0.weight").to_vector();  // [5, 3, 3, 3], as PyTorch has it
+  for (int out = 0; out < 3; ++out)
+    for (int at = 0; at < 27; ++at) CHECK(conv[static_cast<size_t>(out * 27 + at)] == (at == 9 * out + 4 ? 1 : 0));
+  for (size_t i = 3 * 27; i < conv.size(); ++i) CHECK(conv[i] == random[i]);
+  const auto linear = net.state_dict().at("1.weight").to_vector();  // [4, 6]
+  for (size_t i = 0; i < linear.size(); ++i) CHECK(linear[i] == (i % 6 == i / 6 ? 1 : 0));
+  CHECK(net.state_dict().at("2.weight").to_vector() == before.at("2.weight").to_vector());
 }
 
 TEST_CASE("evaluate_mirrored: the mean logits of an image and its mirror image") {
