@@ -1,47 +1,25 @@
-// Microseconds a step of the smallest training there is, examples/linear_regression.cpp and, as amp, its two-line twin:
-// Linear 1024 -> 512, batch 64, mean squared error, SGD. Each step as it is and as one CUDA graph. A line of JSON a
+// Microseconds of the smallest training step (bench/linear_step.h), as it is and as one CUDA graph. A line of JSON a
 // measurement, as bench/pytorch_toy.py prints them.
 //   bench_linear_gpu [--device cuda] [--windows 7] [--steps 500]
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
-#include "bench/methods.h"
+#include "bench/linear_step.h"
 #include "bench/timing.h"
-#include "core/captured_step.h"
-#include "halftone.h"
 
 namespace {
 void measure(ht::Device device, const std::string& method, bool eager, int windows, int steps) {
   ht::Context& context = ht::Context::of(device);
-  bench::use_method(method);
-  ht::manual_seed(0);
-  ht::nn::Linear model(1024, 512);
-  model.to(device);
-  ht::optim::Sgd sgd(model.parameters(), {.lr = 1e-3});
-  ht::amp::Amp amp = ht::amp::initialize(model, sgd, {.level = bench::level_of(method)});
-  const ht::Var x = ht::Tensor::normal({64, 1024}, {.seed = 1}).to(device);
-  const ht::Var y = ht::Tensor::normal({64, 512}, {.seed = 2}).to(device);
-  const ht::Tensor kept = ht::Tensor::zeros({}, ht::DType::f32, device);
-
-  const auto work = [&](std::span<const ht::Tensor>) {
-    sgd.zero_grad();
-    const ht::Var loss = ht::mse_loss(model(x), y);
-    amp.backward(loss);
-    sgd.step();
-    kept.copy_(loss.value());
-  };
-  ht::CapturedStep captured(device, work);
-  const auto step = [&] { eager ? work({}) : captured({}); };
-
+  bench::LinearStep step(method, device, eager);
   for (int i = 0; i < 20; ++i) step();
   context.synchronize();
-  const double first = kept.item();
+  const double first = step.loss();
   const std::vector<double> ms = bench::window_ms(windows, steps, step, [&] { context.synchronize(); });
   std::printf(
       "{\"name\": \"halftone\", \"mode\": \"%s\", \"graph\": %s, \"us\": %.2f, \"spread_us\": %.2f, \"first_loss\": "
       "%.6f, \"last_loss\": %.6f}\n",
       method.c_str(), eager ? "false" : "true", 1000 * ms[ms.size() / 2], 1000 * (ms.back() - ms.front()), first,
-      kept.item());
+      step.loss());
   std::fflush(stdout);
 }
 

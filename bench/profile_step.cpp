@@ -2,7 +2,7 @@
 // by CUPTI (CUDA's tracing library) in steps that run as they are on one stream, and beside them the whole step as one
 // graph on two, without a profiler. The limit of an op is the larger of its bytes over the memory's rate and its
 // products over the rate of a large matrix product, both measured here.
-//   bench_profile_step [--method amp] [--batch 512] [--steps 5] [--bare] [--kernels]
+//   bench_profile_step [--method amp] [--batch 512] [--steps 5] [--bare] [--linear] [--kernels]
 #include <cuda_runtime.h>
 #include <cupti.h>
 
@@ -13,6 +13,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "bench/linear_step.h"
 #include "bench/timing.h"
 #include "bench/vgg16_step.h"
 #include "core/cuda_context.h"
@@ -232,23 +233,25 @@ void print_table(const std::vector<Entry>& entries, double bandwidth, double rat
     if (us > 0) std::printf("%9.1f us %5.1f%%  %s\n", us, 100 * us / sum, kind.c_str());
 }
 
-void profile(const std::string& method, int64_t batch, int steps, bool bare, bool kernels) {
+// `make(eager)` makes the step.
+template <class Make>
+void profile(const std::string& method, const std::string& what, Make&& make, int steps, bool kernels) {
   ht::Context& context = ht::Context::of(ht::Device::cuda());
   bench::use_method(method);
   const double rate = gemm_rate(bench::dtype_of(method)), bandwidth = copy_rate();
-  std::printf("%s, batch %lld, %s step, %s: %.0f TFLOP/s, %.2f TB/s\n", method.c_str(), static_cast<long long>(batch),
-              bare ? "bare" : "whole", context.cuda().gpu_name.c_str(), rate * 1e-12, bandwidth * 1e-12);
+  std::printf("%s, %s, %s: %.0f TFLOP/s, %.2f TB/s\n", method.c_str(), what.c_str(), context.cuda().gpu_name.c_str(),
+              rate * 1e-12, bandwidth * 1e-12);
   ht::empty_cache(ht::Device::cuda());
   double graph_ms = 0;
   {
-    bench::Vgg16Step step(method, batch, !bare, false);
-    for (int i = 0; i < 10; ++i) step();
+    auto step = make(false);
+    for (int i = 0; i < 10; ++i) (*step)();
     context.synchronize();
-    graph_ms = bench::window_ms(7, 20, step, [&] { context.synchronize(); })[3];
+    graph_ms = bench::window_ms(7, 20, *step, [&] { context.synchronize(); })[3];
   }
   context.cuda().overlap = false;
-  bench::Vgg16Step step(method, batch, !bare, true);
-  for (int i = 0; i < 5; ++i) step();
+  const auto step = make(true);
+  for (int i = 0; i < 5; ++i) (*step)();
   context.synchronize();
 
   CUPTI(cuptiActivityRegisterCallbacks(give_buffer, take_buffer));
@@ -261,7 +264,7 @@ void profile(const std::string& method, int64_t batch, int steps, bool bare, boo
   for (int i = 0; i < steps; ++i) {
     recorder.start();
     ht::RangeObserver* before = ht::set_range_observer(&recorder);
-    step();
+    (*step)();
     ht::set_range_observer(before);
     context.synchronize();
     settle(recorder, outside);
@@ -273,15 +276,16 @@ void profile(const std::string& method, int64_t batch, int steps, bool bare, boo
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Times every op of VGG16's training step on the GPU");
+  CLI::App app("Times every op of a training step on the GPU: VGG16's or, with --linear, the smallest one");
   std::string method = "amp";
   int64_t batch = 512;
   int steps = 5;
-  bool bare = false, kernels = false;
+  bool bare = false, kernels = false, linear = false;
   app.add_option("--method", method)->check(CLI::IsMember(bench::kMethods));
   app.add_option("--batch", batch)->check(CLI::PositiveNumber);
   app.add_option("--steps", steps)->check(CLI::PositiveNumber);
   app.add_flag("--bare", bare, "a fixed batch, plain SGD");
+  app.add_flag("--linear", linear, "bench/linear_step.h's in place of VGG16's");
   app.add_flag("--kernels", kernels, "also each kernel's time and name");
   CLI11_PARSE(app, argc, argv);
   if (ht::cuda_device_count() == 0) {
@@ -289,7 +293,15 @@ int main(int argc, char** argv) {
     return 0;
   }
   return ht::models::run_program("bench_profile_step", [&] {
-    profile(method, batch, steps, bare, kernels);
+    if (linear) {
+      const auto make = [&](bool eager) {
+        return std::make_unique<bench::LinearStep>(method, ht::Device::cuda(), eager);
+      };
+      profile(method, "linear step", make, steps, kernels);
+    } else {
+      const auto make = [&](bool eager) { return std::make_unique<bench::Vgg16Step>(method, batch, !bare, eager); };
+      profile(method, ht::str("batch ", batch, ", ", bare ? "bare" : "whole", " step"), make, steps, kernels);
+    }
     return 0;
   });
 }
