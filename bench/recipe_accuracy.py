@@ -105,7 +105,8 @@ def main():
             result = run_halftone(args, seed) if name == "halftone" else run_pytorch(args, way, seed)
             result["process_s"] = time.monotonic() - begin
             results[framework].append(result)
-            print(f"{framework} seed {seed}: {100 * result['test_accuracy']:.2f} %, {result['train_s']:.2f} s", flush=True)
+            averaged = f" (averaged {100 * result['test_ema_accuracy']:.2f} %)" if result.get("test_ema_accuracy") else ""
+            print(f"{framework} seed {seed}: {100 * result['test_accuracy']:.2f} %{averaged}, {result['train_s']:.2f} s", flush=True)
     print("\n" + report(results))
 
 
