@@ -1,5 +1,6 @@
 #include "core/plan_cache.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cctype>
@@ -15,7 +16,12 @@ namespace ht {
 
 namespace {
 using nlohmann::json;
-constexpr int kVersion = 2;
+constexpr const char* kHeader = R"({"version":3})";
+
+std::string record_of(const std::string& key, TuneMode mode, const std::string& plan) {
+  return '\n' + json{{"key", key}, {"tune", name_of(mode)}, {"plan", plan}}.dump(-1, ' ', false,
+                                                                                 json::error_handler_t::replace);
+}
 
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
@@ -34,7 +40,7 @@ std::string plan_file_name(std::string_view library, size_t version, std::string
   std::string name = str(library, '-', version, '-', gpu);
   for (char& c : name)
     if (!std::isalnum(static_cast<unsigned char>(c)) && c != '-' && c != '.') c = '_';
-  return name + ".json";
+  return name + ".jsonl";
 }
 
 PlanCache& plan_cache(std::string_view library, size_t version, std::string_view gpu) {
@@ -47,24 +53,29 @@ PlanCache& plan_cache(std::string_view library, size_t version, std::string_view
   return *slot;
 }
 
-// The entries of a cache file; none when it is missing, corrupt or of another version.
-PlanCache::Entries PlanCache::read(const std::string& path) {
-  Entries entries;
-  std::ifstream in(path);
-  try {
-    const json file = json::parse(in);
-    if (file.at("version") != kVersion) return {};
-    for (const auto& [key, value] : file.at("plans").items())
-      entries[key] = {parse_tune_mode(value.at("tune").get<std::string>()), value.at("plan").get<std::string>()};
-  } catch (const std::exception&) {
-    return {};
+std::string PlanCache::path() const {
+  const std::string folder = cache_folder();
+  return folder.empty() ? "" : folder + '/' + file_name_;
+}
+
+bool PlanCache::read() {
+  std::ifstream in(path());
+  std::string line;
+  if (!std::getline(in, line) || line != kHeader) return false;
+  while (std::getline(in, line)) {
+    try {
+      const json record = json::parse(line);
+      Entry entry{parse_tune_mode(record.at("tune").get<std::string>()), record.at("plan").get<std::string>()};
+      Entry& mine = entries_[record.at("key").get<std::string>()];
+      if (entry.mode >= mine.mode) mine = std::move(entry);  // the file's order is that of finding
+    } catch (const std::exception&) {                        // torn by a process that was killed, or no record
+    }
   }
-  return entries;
+  return true;
 }
 
 void PlanCache::load() {
-  if (std::exchange(loaded_, true)) return;
-  if (const std::string folder = cache_folder(); !folder.empty()) entries_ = read(folder + '/' + file_name_);
+  if (!std::exchange(loaded_, true)) good_file_ = read();
 }
 
 std::optional<std::string> PlanCache::find(const std::string& key) {
@@ -87,27 +98,37 @@ void PlanCache::store(const std::string& key, const std::string& plan) {
   const std::lock_guard lock(mutex_);
   load();
   entries_[key] = {tune_mode(), plan};
-  const std::string folder = cache_folder();
-  if (folder.empty()) return;
+  if (!good_file_ || !append(key)) rewrite();
+}
+
+// Each record brings the line end before it, so that one that was torn spoils itself only. One write, which no other
+// process's can come between.
+bool PlanCache::append(const std::string& key) const {
+  const int file = ::open(path().c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  if (file < 0) return false;
+  const std::string record = record_of(key, entries_.at(key).mode, entries_.at(key).plan);
+  const bool whole = ::write(file, record.data(), record.size()) == static_cast<ssize_t>(record.size());
+  ::close(file);
+  return whole;
+}
+
+void PlanCache::rewrite() {
+  const std::string name = path(), temporary = str(name, '.', getpid());
+  if (name.empty()) return;
   std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  const std::string path = folder + '/' + file_name_, temporary = str(path, '.', getpid());
-  json plans = json::object();
-  for (auto& [k, theirs] : read(path)) {  // what other processes have found since
-    const auto [it, fresh] = entries_.try_emplace(k, theirs);
-    if (!fresh && theirs.mode > it->second.mode) it->second = theirs;
-  }
-  for (const auto& [k, entry] : entries_) plans[k] = {{"tune", name_of(entry.mode)}, {"plan", entry.plan}};
+  std::filesystem::create_directories(cache_folder(), error);
+  const Entries mine = std::exchange(entries_, {});
+  read();  // what other processes have found since
+  for (const auto& [key, entry] : mine)
+    if (Entry& there = entries_[key]; entry.mode >= there.mode) there = entry;
   {
     std::ofstream out(temporary);
-    out << json{{"version", kVersion}, {"plans", plans}}.dump(-1, ' ', false, json::error_handler_t::replace);
-    if (!out.flush()) {
-      std::filesystem::remove(temporary, error);
-      return;
-    }
+    out << kHeader;
+    for (const auto& [key, entry] : entries_) out << record_of(key, entry.mode, entry.plan);
+    good_file_ = bool(out.flush());
   }
-  std::filesystem::rename(temporary, path, error);
-  if (error) std::filesystem::remove(temporary, error);
+  if (good_file_) std::filesystem::rename(temporary, name, error);
+  if (!good_file_ || error) std::filesystem::remove(temporary, error);
 }
 
 }  // namespace ht
