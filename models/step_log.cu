@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (threadIdx.x > 0) return;
   StepEntry entry{0, rates ? optim::rate_now(rates, rate_count, applied) : 0, correct, n};
-  optim::with_grad_type(loss_dtype, [&]<class L>() { entry.loss = load_as(*static_cast<const L*>(loss)); });
+  optim::with_floating_type(loss_dtype, [&]<class L>() { entry.loss = load_as(*static_cast<const L*>(loss)); });
   ring->slots[ring->count++ % StepLog::kSlots] = entry;
 }
 }  // namespace

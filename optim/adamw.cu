@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kBlock)
       param[i] = store_as<P>(p);
       if (half) half[i] = half_bits_of(static_cast<float>(p), table.bfloat16[t]);
     };
-    with_grad_type(table.grad[t], [&]<class G>() {
+    with_floating_type(table.grad[t], [&]<class G>() {
       const G* grad = static_cast<const G*>(table.at[t][1]);
       for (int64_t i = begin + threadIdx.x; i < end; i += kBlock) update(i, static_cast<A>(load_as(grad[i])));
     });

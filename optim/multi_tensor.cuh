@@ -94,9 +94,9 @@ void for_floating(F&& f) {
   f.template operator()<double>();
 }
 
-// Calls f.operator()<G>() on the device for a gradient's dtype, which is the same for all threads of a block.
+// Calls f.operator()<T>() on the device for a floating dtype, which is the same for all threads of a block.
 template <class F>
-__device__ __forceinline__ void with_grad_type(DType dtype, F&& f) {
+__device__ __forceinline__ void with_floating_type(DType dtype, F&& f) {
   switch (dtype) {
     case DType::f32:
       return f.template operator()<float>();

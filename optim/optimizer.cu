@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kBlock)
   double squares = 0;
   for_chunks(table, [&](int t, int64_t begin, int64_t end) {
     bool bad = false;
-    with_grad_type(table.grad[t], [&]<class G>() {
+    with_floating_type(table.grad[t], [&]<class G>() {
       const G* grad = static_cast<const G*>(table.at[t][0]);
       constexpr int kWide = Pack<G>::size;
       const int64_t tail = reinterpret_cast<uintptr_t>(grad) % 16 == 0 ? begin + (end - begin) / kWide * kWide : begin;

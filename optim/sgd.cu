@@ -92,8 +92,8 @@ __global__ void __launch_bounds__(kBlock)
   const double lr = rate_now(rates, rate_count, applied);
   for_chunks_back(table, [&](int t, int64_t begin, int64_t end) {
     const Coefficients<A> c = coefficients<A>(o, lr, *table.step[t] == 0);
-    with_grad_type(table.grad[t],
-                   [&]<class G>() { update_chunk<P, G>(table, t, begin, end, c, transform, o.nesterov); });
+    with_floating_type(table.grad[t],
+                       [&]<class G>() { update_chunk<P, G>(table, t, begin, end, c, transform, o.nesterov); });
   });
 }
 }  // namespace
