@@ -35,7 +35,7 @@ struct RepeatOptions {
   double width = 1;
   uint64_t seed = 7;
   std::string device = ht::cuda_device_count() > 0 ? "cuda" : "cpu";
-  std::string tune = "fast";
+  std::string tune = "fast", init = "uniform";
   bool eager = false;
   bool applied = false;  // count applied steps only: a skipped one does not use up an iteration
 };
@@ -69,6 +69,7 @@ json run_repeat(const RepeatOptions& o) {
   ht::manual_seed(o.seed);
   ht::nn::Sequential model = ht::models::vgg16({.classes = sets.train.classes(), .width = o.width});
   for (int i = 0; i < o.number; ++i) model = ht::models::vgg16({.classes = sets.train.classes(), .width = o.width});
+  if (o.init == "kaiming") ht::nn::kaiming_fan_out_(model);
   model.to(device);
   ht::optim::Sgd sgd(model.parameters(), {.lr = 0.01, .momentum = 0.9});
   ht::amp::Amp amp = ht::amp::initialize(model, sgd, {.level = bench::level_of(o.method)});
@@ -190,6 +191,8 @@ int run(int argc, const char* const* argv) {
   repeat->add_option("--width", o.width, "scales the network's channels");
   repeat->add_option("--seed", o.seed);
   repeat->add_option("--tune", o.tune)->check(CLI::IsMember({"off", "fast", "full"}));
+  repeat->add_option("--init", o.init, "of the weights: uniform (PyTorch's default) or kaiming (normal, fan-out)")
+      ->check(CLI::IsMember({"uniform", "kaiming"}));
   repeat->add_flag("--applied", o.applied, "as many applied steps as --iterations, whatever is skipped");
   repeat->add_flag("--eager", o.eager, "no CUDA graph of the step");
   CLI::App* facts = app.add_subcommand("hardware", "device, versions, rate of matrix products; a line of JSON");

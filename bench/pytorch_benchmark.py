@@ -35,6 +35,15 @@ def read_cifar10(folder, files, device="cuda"):
     return images.contiguous(memory_format=torch.channels_last), labels
 
 
+@torch.no_grad()
+def kaiming_fan_out(model):
+    """models/init.h: all weights but the last layer's, which keeps PyTorch's default. Gives those weights."""
+    weights = [p for p in model.parameters() if p.dim() > 1][:-1]
+    for weight in weights:
+        nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
+    return weights
+
+
 def batches(images, labels, size):
     """In order, without the last, smaller one."""
     for i in range(0, len(labels) - size + 1, size):
@@ -82,6 +91,8 @@ def run(args, number):
     torch.manual_seed(args.seed)
     for _ in range(number + 1):  # repeat i takes the network that one process, seeded once, would make i-th
         model = vgg16()
+    if args.init == "kaiming":
+        kaiming_fan_out(model)
     model.cuda()
     x = torch.zeros(args.batch, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
     y = torch.zeros(args.batch, dtype=torch.int64, device="cuda")
@@ -133,6 +144,7 @@ def main():
     parser.add_argument("--number", type=int, nargs="+", default=[0], help="of these repeats, from 0")
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--init", choices=["uniform", "kaiming"], default="uniform")
     args = parser.parse_args()
     for number in args.number:
         print(json.dumps(run(args, number)), flush=True)

@@ -15,7 +15,7 @@ import sys
 import time
 
 import torch
-from pytorch_benchmark import read_cifar10
+from pytorch_benchmark import kaiming_fan_out, read_cifar10
 from pytorch_vgg16 import make_step, vgg16
 from torch import nn
 
@@ -65,10 +65,8 @@ def triangular(step, total, peak, end=0.01):
 
 @torch.no_grad()
 def initialise(model, init):
-    """Kaiming's normal, fan-out, but of the last layer, which keeps PyTorch's default; dirac: and the identity in the kernels
-    that have a channel of their own (models/init.h)."""
-    for weight in [p for p in model.parameters() if p.dim() > 1][:-1]:
-        nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
+    """As kaiming_fan_out; dirac: and the identity in the kernels that have a channel of their own (models/init.h)."""
+    for weight in kaiming_fan_out(model):
         if init == "dirac":
             nn.init.dirac_(weight[:weight.shape[1]])
 

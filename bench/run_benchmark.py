@@ -50,6 +50,8 @@ def arguments():
                         help="repeats at a time: for accuracy alone, since their times then say nothing")
     parser.add_argument("--together", action="store_true",
                         help="PyTorch's repeats of a method and batch size in one process, which searches once")
+    parser.add_argument("--init", choices=["uniform", "kaiming"], default="uniform",
+                        help="of the weights: PyTorch's default, or Kaiming's normal, fan-out, for all layers but the last")
     parser.add_argument("--applied", action="store_true",
                         help="train until --iterations steps are applied, skipped ones not counted (Halftone only)")
     parser.add_argument("--python", default=sys.executable, help="the Python that has PyTorch")
@@ -101,6 +103,8 @@ def command_of(args, framework, method, batch, *numbers, iterations=None):
     common = ["--batch", batch, "--number", *numbers, "--iterations", iterations or args.iterations]
     if args.data:
         common += ["--data", args.data]
+    if args.init != "uniform":
+        common += ["--init", args.init]
     name, _, way = framework.partition("-")
     if name == "pytorch":
         command = [args.python, HERE / "pytorch_benchmark.py", "--mode", method + (way and "-" + way), *common]
@@ -135,7 +139,7 @@ def start_document(args):
         query = "driver_version,clocks.max.sm,power.limit,memory.total"
         hardware["nvidia-smi"] = {query: output_of(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"])}
     settings = {"protocol": "SGD lr 0.01 momentum 0.9, inputs (x-0.5)/0.5, in order, last batch dropped, seed 7",
-                "iterations": args.iterations, "applied": args.applied, "jobs": args.jobs,
+                "iterations": args.iterations, "applied": args.applied, "init": args.init, "jobs": args.jobs,
                 "width": args.width, "data": data_of(args)}
     name = args.gpu_name or re.sub(r"[^\w.-]+", "-", hardware.get("gpu", "CPU"))
     args.out.mkdir(parents=True, exist_ok=True)
