@@ -92,14 +92,14 @@ struct Statistics {
   // The blocks of the last row, a thread a channel of theirs: what backward needs, and the running statistics, which
   // stay unless all channels are finite; each block looks at all.
   template <int N>
-  __device__ void write(int64_t channels) const {
+  __device__ __noinline__ void write(int64_t channels) const {  // apart, for the others' registers
     const int thread = flat_thread(), threads = flat_threads();
     const int64_t block = int64_t{blockIdx.y} * threads + thread, blocks = int64_t{gridDim.y} * threads;
     if (batches && block == 0) ++*batches;
     A m, var;
     int finite = 1;
     if (sums.at && running_mean) {
-#pragma unroll 1
+#pragma unroll 2
       for (int64_t c = int64_t{thread} * N; c < channels; c += int64_t{threads} * N) {
         A means[N], vars[N];
         of_batch(c, means, vars);
