@@ -128,7 +128,8 @@ void PlanCache::rewrite() {
     good_file_ = bool(out.flush());
   }
   if (good_file_) std::filesystem::rename(temporary, name, error);
-  if (!good_file_ || error) std::filesystem::remove(temporary, error);
+  good_file_ = good_file_ && !error;
+  if (!good_file_) std::filesystem::remove(temporary, error);
 }
 
 }  // namespace ht
