@@ -97,7 +97,7 @@ int main(int argc, char** argv) {
   }
   try {
     ht::set_tune_mode(ht::parse_tune_mode(tune));
-    if (memory == "low") ht::set_memory_mode(ht::MemoryMode::low);
+    ht::set_memory_mode(ht::parse_memory_mode(memory));
     for (const std::string& mode : modes)
       for (const int64_t batch : batches) measure(mode, batch, windows, steps, whole, eager);
   } catch (const ht::Error& e) {

@@ -28,6 +28,12 @@ size_t workspace_limit() { return workspace_cap; }
 
 void set_memory_mode(MemoryMode mode) { memory = mode; }
 MemoryMode memory_mode() { return memory; }
+std::string_view name_of(MemoryMode mode) { return mode == MemoryMode::low ? "low" : "speed"; }
+MemoryMode parse_memory_mode(std::string_view text) {
+  for (const MemoryMode mode : {MemoryMode::speed, MemoryMode::low})
+    if (text == name_of(mode)) return mode;
+  fail("memory: '", text, "' is unknown; use speed or low");
+}
 
 void set_tune_mode(TuneMode mode) { asked_mode = mode; }
 TuneMode tune_mode() { return deterministic() ? TuneMode::off : asked_mode.load(); }

@@ -21,6 +21,8 @@ size_t workspace_limit();
 enum class MemoryMode : uint8_t { speed, low };
 void set_memory_mode(MemoryMode mode);
 MemoryMode memory_mode();
+std::string_view name_of(MemoryMode mode);
+MemoryMode parse_memory_mode(std::string_view text);  // "speed", "low"; throws Error otherwise
 
 // How long to search for the fastest plan of a convolution or matrix product that is met for the first time: not at
 // all (the first one that works), among a few candidates (the default), among all that the library offers.

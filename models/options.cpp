@@ -201,7 +201,7 @@ std::optional<int> parse_options(int argc, const char* const* argv, TrainOptions
     if (!init.empty()) o.init = parse_init(init);
     if (!tune.empty()) o.tune = parse_tune_mode(tune);
     if (!flip.empty()) o.alternate_flip = flip == "alternating";
-    if (memory == "low") o.memory = MemoryMode::low;
+    if (!memory.empty()) o.memory = parse_memory_mode(memory);
     check(
         !o.deterministic || tune.empty() || o.tune == TuneMode::off, "--tune: ", tune,
         " cannot go with --deterministic, which takes the first plan that works so that every run takes the same one");

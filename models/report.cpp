@@ -129,7 +129,7 @@ Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const opt
                {"threads", num_threads()},
                {"dtype", amp_ ? str(amp_->settings().dtype) : precision},
                {"deterministic", options.deterministic},
-               {"memory", options.memory == MemoryMode::low ? "low" : "speed"},
+               {"memory", name_of(options.memory)},
                {"tune", name_of(options.tune)},
                {"workspace_limit_mib", options.workspace_limit_mib},
                {"amp", amp_ ? name_of(amp_->settings().level) : "O0"},

@@ -200,6 +200,8 @@ TEST_CASE("tuning: modes, deterministic mode, the choices") {
   for (const TuneMode mode : {TuneMode::off, TuneMode::fast, TuneMode::full})
     CHECK(parse_tune_mode(name_of(mode)) == mode);
   CHECK(error_of([] { parse_tune_mode("Fast"); }) == "tune: 'Fast' is unknown; use off, fast or full");
+  for (const MemoryMode mode : {MemoryMode::speed, MemoryMode::low}) CHECK(parse_memory_mode(name_of(mode)) == mode);
+  CHECK(error_of([] { parse_memory_mode("Low"); }) == "memory: 'Low' is unknown; use speed or low");
   set_tune_mode(TuneMode::full);
   set_deterministic(true);
   CHECK(tune_mode() == TuneMode::off);  // nothing is timed, so that every run takes the same plans
