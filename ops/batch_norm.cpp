@@ -291,14 +291,12 @@ struct BatchNorm final : Op {
 
   Grads backward(Context& ctx, const Tensor& dy, const std::vector<bool>& needs) override {
     const Tensor x = *x_, gamma = *gamma_;
-    const bool leaves = link && link->takes_left && link->only_weight && tail.relu && !tail.pool;
-    const Tensor dx = needs[0] && !leaves ? Tensor::empty_like(x) : Tensor();
+    const Tensor dx = needs[0] ? Tensor::empty_like(x) : Tensor();
     const Tensor dgamma = needs[1] ? Tensor::empty_like(gamma) : Tensor();
     const Tensor dbeta = needs[2] ? Tensor::empty_like(gamma) : Tensor();
     if constexpr (kCudaBuild) {
       if (ctx.is_cuda())
-        batch_norm_backward_cuda(ctx, options.training, x, gamma, *beta_, mean_, invstd_, dy, dx, dgamma, dbeta, tail,
-                                 leaves ? &link->left : nullptr);
+        batch_norm_backward_cuda(ctx, options.training, x, gamma, *beta_, mean_, invstd_, dy, dx, dgamma, dbeta, tail);
     }
     if (!ctx.is_cuda())
       dispatch_floating(x.dtype(), name(), [&]<class T>() { backward_cpu<T>(x, gamma, dy, dx, dgamma, dbeta); });

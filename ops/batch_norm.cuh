@@ -103,9 +103,18 @@ struct PairSums {
   }
   __device__ double first(int64_t c) const { return static_cast<double>(at[c]); }
   __device__ double second(int64_t c) const { return static_cast<double>(at[channels + c]); }
-  // Called by whole blocks once they have read: true in the last one, which then calls clear().
-  __device__ bool is_last_reader() const { return at && !parts && is_last_block(ticket); }
-  __device__ void clear() const {
+  // Called by whole blocks once they have read, `arrival` being shared, and again at their end, so that only one warp
+  // waits for the count: the last block to have read makes the sums zeros again.
+  __device__ void arrive(unsigned& arrival) const {
+    if (!at || parts) return;
+    __threadfence();
+    __syncthreads();
+    if (flat_thread() == 0) arrival = atomicInc(ticket, gridDim.x * gridDim.y - 1);
+  }
+  __device__ void leave(const unsigned& arrival) const {
+    if (!at || parts) return;
+    __syncthreads();
+    if (arrival != gridDim.x * gridDim.y - 1) return;
     for (int64_t i = flat_thread(); i < 2 * channels; i += flat_threads()) at[i] = A(0);
   }
 };
@@ -247,5 +256,105 @@ struct Window {
     return first;
   }
 };
+
+// Mean and variance of each channel: of the batch from its sums, else the running ones, else those that are given.
+template <class T>
+struct Statistics {
+  using A = acc_t<T>;
+  PairSums<A> sums;               // none in evaluation
+  const T* first;                 // the row that deviations were taken from; null: they are from 0
+  double share, unbiased;         // 1 / n and n / (n - 1)
+  double eps, momentum;           // of the running statistics
+  A *running_mean, *running_var;  // may be null in training
+  int64_t* batches;               // may be null
+  A *mean, *invstd;               // [c], for backward; given where neither sums nor running values are
+
+  __device__ __forceinline__ A inverse(A var) const { return A(1) / ::sqrt(var + static_cast<A>(eps)); }
+  __device__ __forceinline__ void of_batch(A from, double sum, double squares, A& m, A& var) const {
+    const double s = sum * share, square = squares * share - s * s;
+    m = static_cast<A>(static_cast<double>(from) + s);
+    var = static_cast<A>(square < 0 ? 0.0 : square);  // a NaN passes
+  }
+  __device__ __forceinline__ void at(int64_t c, A& m, A& var) const {
+    if (sums.at)
+      of_batch(first ? load_as(first[c]) : A(0), sums.first(c), sums.second(c), m, var);
+    else
+      m = running_mean[c], var = running_var[c];
+  }
+  template <int N>
+  __device__ __forceinline__ void of_batch(int64_t c, A (&m)[N], A (&var)[N]) const {
+    A from[N] = {}, sum[N], squares[N];
+    if (first) load_pack<T, N>(first + c, from);
+    load_channels<N>(sums.at + c, sum);
+    load_channels<N>(sums.at + sums.channels + c, squares);
+#pragma unroll
+    for (int k = 0; k < N; ++k)
+      of_batch(from[k], static_cast<double>(sum[k]), static_cast<double>(squares[k]), m[k], var[k]);
+  }
+  // Means and 1 / sqrt(var + eps) of N channels.
+  template <int N>
+  __device__ __forceinline__ void load(int64_t c, A (&m)[N], A (&inv)[N]) const {
+    if (sums.at) {
+      of_batch(c, m, inv);
+    } else if (running_mean) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) at(c + k, m[k], inv[k]);
+    } else {
+      load_channels<N>(mean + c, m);
+      return load_channels<N>(invstd + c, inv);
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) inv[k] = inverse(inv[k]);
+  }
+
+  // The blocks of the last row, a thread a channel of theirs: what backward needs, and the running statistics, which
+  // stay unless all channels are finite; each block looks at all.
+  template <int N>
+  __device__ void write(int64_t channels) const {
+    const int thread = flat_thread(), threads = flat_threads();
+    const int64_t block = int64_t{blockIdx.y} * threads + thread, blocks = int64_t{gridDim.y} * threads;
+    if (batches && block == 0) ++*batches;
+    A m, var;
+    int finite = 1;
+    if (sums.at && running_mean) {
+#pragma unroll 1
+      for (int64_t c = int64_t{thread} * N; c < channels; c += int64_t{threads} * N) {
+        A means[N], vars[N];
+        of_batch(c, means, vars);
+#pragma unroll
+        for (int k = 0; k < N; ++k) finite &= isfinite(means[k]) && isfinite(vars[k] * static_cast<A>(unbiased));
+      }
+    }
+    finite = __syncthreads_and(finite);
+    const A old = static_cast<A>(1 - momentum), newest = static_cast<A>(momentum);
+    for (int64_t c = block; c < channels; c += blocks) {
+      at(c, m, var);
+      mean[c] = m;
+      invstd[c] = inverse(var);
+      if (!sums.at || !running_mean || !finite) continue;
+      running_mean[c] = old * running_mean[c] + newest * m;
+      running_var[c] = old * running_var[c] + newest * var * static_cast<A>(unbiased);
+    }
+  }
+};
+
+// Without sums and a first row.
+template <class T>
+Statistics<T> statistics_of(const BatchNormOptions& o, int64_t rows, const RunningStats& running, const Tensor& mean,
+                            const Tensor& invstd) {
+  using A = acc_t<T>;
+  const double n = static_cast<double>(rows);
+  return {{},
+          nullptr,
+          1 / n,
+          n / (n - 1),
+          o.eps,
+          o.momentum,
+          running.mean ? running.mean.data<A>() : nullptr,
+          running.var ? running.var.data<A>() : nullptr,
+          o.training && running.num_batches_tracked ? running.num_batches_tracked.data<int64_t>() : nullptr,
+          mean.data<A>(),
+          invstd.data<A>()};
+}
 
 }  // namespace ht::bn

@@ -17,10 +17,9 @@ void batch_norm_normalise_cuda(Context& ctx, const Tensor& x, const Tensor& gamm
                                const Tensor& mean, const Tensor& invstd, const Tensor& y, BatchNormTail tail);
 // The pass for the sums alone, added to `sums` [2, c]: for its time.
 void batch_norm_sums_cuda(Context& ctx, const Tensor& x, const Tensor& sums);
-// Undefined dx, dgamma or dbeta are not wanted. `training`: the statistics depend on x. `left`, unless null, is what dx
-// would be, for another kernel to compute.
+// Undefined dx, dgamma or dbeta are not wanted. `training`: the statistics depend on x.
 void batch_norm_backward_cuda(Context& ctx, bool training, const Tensor& x, const Tensor& gamma, const Tensor& beta,
                               const Tensor& mean, const Tensor& invstd, const Tensor& dy, const Tensor& dx,
-                              const Tensor& dgamma, const Tensor& dbeta, BatchNormTail tail, NormGradient* left);
+                              const Tensor& dgamma, const Tensor& dbeta, BatchNormTail tail);
 
 }  // namespace ht

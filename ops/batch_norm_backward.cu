@@ -16,8 +16,7 @@ struct GradientTerms {
   PairSums<A> sums;  // none where nothing needs them
   double share;      // 1 / n; 0 in evaluation, where nothing is moved
   const A* invstd;
-  A *dgamma, *dbeta;    // may be null
-  float* coefficients;  // of a NormGradient; null: none
+  A *dgamma, *dbeta;  // may be null
 
   template <int N>
   __device__ __forceinline__ void load(int64_t c, const A (&inv)[N], A (&offset)[N], A (&pull)[N]) const {
@@ -34,19 +33,11 @@ struct GradientTerms {
     }
   }
   // The blocks of the last row.
-  __device__ void write(int64_t channels, const A* mean, const A* gamma, const A* beta) const {
+  __device__ void write(int64_t channels) const {
     const int64_t blocks = int64_t{gridDim.y} * flat_threads();
     for (int64_t c = int64_t{blockIdx.y} * flat_threads() + flat_thread(); c < channels; c += blocks) {
-      const double s = sums.at ? sums.first(c) : 0, p = sums.at ? sums.second(c) : 0,
-                   inv = static_cast<double>(invstd[c]);
-      if (dbeta) dbeta[c] = static_cast<A>(s);
-      if (dgamma) dgamma[c] = static_cast<A>(p * inv);
-      if (!coefficients) continue;
-      const float slope = static_cast<float>(gamma[c] * invstd[c]);
-      const float values[] = {static_cast<float>(mean[c]), slope, static_cast<float>(beta[c]),
-                              -slope * static_cast<float>(p * inv * inv * share),
-                              -slope * static_cast<float>(s * share)};
-      for (int k = 0; k < 5; ++k) coefficients[k * channels + c] = values[k];
+      if (dbeta) dbeta[c] = sums.at ? sums.at[c] : A(0);
+      if (dgamma) dgamma[c] = static_cast<A>(sums.at ? sums.second(c) * static_cast<double>(invstd[c]) : 0.0);
     }
   }
 };
@@ -188,22 +179,22 @@ __global__ void __launch_bounds__(kThreads, kPool ? kPoolBlocks : kGradientBlock
     terms.load(c, gradient.channels.slope, gradient.shift, gradient.tilt);
     gradient.load_affine(gamma, beta, c);
   } else if (blockIdx.x == blocks) {
-    terms.write(g.channels, mean, gamma, beta);
+    terms.write(g.channels);
   }
-  const bool last = terms.sums.is_last_reader();
+  __shared__ unsigned arrival;
+  terms.sums.arrive(arrival);
   if (works) {
     if constexpr (kPool)
       input_gradient_windows<T, N>(g, gradient, x, dy, dx, c, blocks);
     else
       input_gradient_rows<T, N, kRelu>(g, gradient, x, dy, dx, c, blocks);
   }
-  if (last) terms.sums.clear();
+  terms.sums.leave(arrival);
 }
 
 template <class T, int N, bool kRelu, bool kPool>
 void backward(Context& ctx, bool training, const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
-              const Tensor& invstd, const Tensor& dy, const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta,
-              const Tensor& coefficients) {
+              const Tensor& invstd, const Tensor& dy, const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) {
   using A = acc_t<T>;
   CudaContext& cuda = ctx.cuda();
   const Geometry g = geometry_of(x, {kRelu, kPool});
@@ -212,10 +203,9 @@ void backward(Context& ctx, bool training, const Tensor& x, const Tensor& gamma,
                          training ? 1 / static_cast<double>(x.numel() / g.channels) : 0,
                          invstd.data<A>(),
                          dgamma ? dgamma.data<A>() : nullptr,
-                         dbeta ? dbeta.data<A>() : nullptr,
-                         coefficients ? coefficients.data<float>() : nullptr};
+                         dbeta ? dbeta.data<A>() : nullptr};
   Tensor partial;
-  if (((dx || coefficients) && training) || dgamma || dbeta) {
+  if ((dx && training) || dgamma || dbeta) {
     const Launch launch = launch_for(cuda, g.rows, g.channels / N, kSumBlocks);
     terms.sums = make_pair_sums<A>(ctx, launch, g.channels, partial);
     launch_early(cuda, gradient_sums_kernel<T, N, kRelu, kPool>, launch.grid, launch.block, g, x.data<T>(),
@@ -230,20 +220,15 @@ void backward(Context& ctx, bool training, const Tensor& x, const Tensor& gamma,
 
 void batch_norm_backward_cuda(Context& ctx, bool training, const Tensor& x, const Tensor& gamma, const Tensor& beta,
                               const Tensor& mean, const Tensor& invstd, const Tensor& dy, const Tensor& dx,
-                              const Tensor& dgamma, const Tensor& dbeta, BatchNormTail tail, NormGradient* left) {
+                              const Tensor& dgamma, const Tensor& dbeta, BatchNormTail tail) {
   if (x.numel() == 0) {
     if (dgamma) dgamma.zero_();
     if (dbeta) dbeta.zero_();
     return;
   }
-  Tensor coefficients;
-  if (left) {
-    coefficients = Tensor::empty({5, x.shape().back()}, DType::f32, ctx.device());
-    *left = {x, dy, coefficients};
-  }
   dispatch_packs({x, dy, dx, gamma, beta}, x.shape().back(), [&]<class T, int N>() {
     const auto run = [&]<bool kRelu, bool kPool>() {
-      backward<T, N, kRelu, kPool>(ctx, training, x, gamma, beta, mean, invstd, dy, dx, dgamma, dbeta, coefficients);
+      backward<T, N, kRelu, kPool>(ctx, training, x, gamma, beta, mean, invstd, dy, dx, dgamma, dbeta);
     };
     if (tail.pool) {
       run.template operator()<true, true>();

@@ -39,87 +39,6 @@ __global__ void __launch_bounds__(kMostThreads, kMomentBlocks)
   sums.finish();
 }
 
-// Mean and variance of each channel: of the batch from its sums, else the running ones, else those that are given.
-template <class T>
-struct Statistics {
-  using A = acc_t<T>;
-  PairSums<A> sums;               // none in evaluation
-  const T* first;                 // the row that deviations were taken from; null: they are from 0
-  double share, unbiased;         // 1 / n and n / (n - 1)
-  double eps, momentum;           // of the running statistics
-  A *running_mean, *running_var;  // may be null in training
-  int64_t* batches;               // may be null
-  A *mean, *invstd;               // [c], for backward; given where neither sums nor running values are
-
-  __device__ __forceinline__ A inverse(A var) const { return A(1) / ::sqrt(var + static_cast<A>(eps)); }
-  __device__ __forceinline__ void of_batch(A from, double sum, double squares, A& m, A& var) const {
-    const double s = sum * share, square = squares * share - s * s;
-    m = static_cast<A>(static_cast<double>(from) + s);
-    var = static_cast<A>(square < 0 ? 0.0 : square);  // a NaN passes
-  }
-  __device__ __forceinline__ void at(int64_t c, A& m, A& var) const {
-    if (sums.at)
-      of_batch(first ? load_as(first[c]) : A(0), sums.first(c), sums.second(c), m, var);
-    else
-      m = running_mean[c], var = running_var[c];
-  }
-  template <int N>
-  __device__ __forceinline__ void of_batch(int64_t c, A (&m)[N], A (&var)[N]) const {
-    A from[N] = {}, sum[N], squares[N];
-    if (first) load_pack<T, N>(first + c, from);
-    load_channels<N>(sums.at + c, sum);
-    load_channels<N>(sums.at + sums.channels + c, squares);
-#pragma unroll
-    for (int k = 0; k < N; ++k)
-      of_batch(from[k], static_cast<double>(sum[k]), static_cast<double>(squares[k]), m[k], var[k]);
-  }
-  // Means and 1 / sqrt(var + eps) of N channels.
-  template <int N>
-  __device__ __forceinline__ void load(int64_t c, A (&m)[N], A (&inv)[N]) const {
-    if (sums.at) {
-      of_batch(c, m, inv);
-    } else if (running_mean) {
-#pragma unroll
-      for (int k = 0; k < N; ++k) at(c + k, m[k], inv[k]);
-    } else {
-      load_channels<N>(mean + c, m);
-      return load_channels<N>(invstd + c, inv);
-    }
-#pragma unroll
-    for (int k = 0; k < N; ++k) inv[k] = inverse(inv[k]);
-  }
-
-  // The blocks of the last row, a thread a channel of theirs: what backward needs, and the running statistics, which
-  // stay unless all channels are finite; each block looks at all.
-  template <int N>
-  __device__ __noinline__ void write(int64_t channels) const {  // apart, for the others' registers
-    const int thread = flat_thread(), threads = flat_threads();
-    const int64_t block = int64_t{blockIdx.y} * threads + thread, blocks = int64_t{gridDim.y} * threads;
-    if (batches && block == 0) ++*batches;
-    A m, var;
-    int finite = 1;
-    if (sums.at && running_mean) {
-#pragma unroll 2
-      for (int64_t c = int64_t{thread} * N; c < channels; c += int64_t{threads} * N) {
-        A means[N], vars[N];
-        of_batch(c, means, vars);
-#pragma unroll
-        for (int k = 0; k < N; ++k) finite &= isfinite(means[k]) && isfinite(vars[k] * static_cast<A>(unbiased));
-      }
-    }
-    finite = __syncthreads_and(finite);
-    const A old = static_cast<A>(1 - momentum), newest = static_cast<A>(momentum);
-    for (int64_t c = block; c < channels; c += blocks) {
-      at(c, m, var);
-      mean[c] = m;
-      invstd[c] = inverse(var);
-      if (!sums.at || !running_mean || !finite) continue;
-      running_mean[c] = old * running_mean[c] + newest * m;
-      running_var[c] = old * running_var[c] + newest * var * static_cast<A>(unbiased);
-    }
-  }
-};
-
 template <class T, int N, bool kRelu>
 __device__ __forceinline__ void normalise_rows(const Geometry& g, const Channels<T, N>& channels, const T* x, T* y,
                                                int64_t c, int64_t blocks) {
@@ -172,14 +91,15 @@ __global__ void __launch_bounds__(kThreads, kNormaliseBlocks)
   } else if (blockIdx.x == blocks && (statistics.sums.at || statistics.running_mean)) {
     statistics.template write<N>(g.channels);
   }
-  const bool last = statistics.sums.is_last_reader();
+  __shared__ unsigned arrival;
+  statistics.sums.arrive(arrival);
   if (works) {
     if constexpr (kPool)
       normalise_windows<T, N>(g, channels, x, y, c, blocks);
     else
       normalise_rows<T, N, kRelu>(g, channels, x, y, c, blocks);
   }
-  if (last) statistics.sums.clear();
+  statistics.sums.leave(arrival);
 }
 
 template <class T, int N>
@@ -205,19 +125,8 @@ void forward(Context& ctx, const BatchNormOptions& o, const Tensor& x, const Ten
   using A = acc_t<T>;
   CudaContext& cuda = ctx.cuda();
   const Geometry all = geometry_of(x, {}), g = geometry_of(x, tail);
-  const double n = static_cast<double>(all.rows);
-  Statistics<T> statistics{
-      {},
-      x.data<T>(),
-      1 / n,
-      n / (n - 1),
-      o.eps,
-      o.momentum,
-      running.mean ? running.mean.data<A>() : nullptr,
-      running.var ? running.var.data<A>() : nullptr,
-      o.training && running.num_batches_tracked ? running.num_batches_tracked.data<int64_t>() : nullptr,
-      mean.data<A>(),
-      invstd.data<A>()};
+  Statistics<T> statistics = statistics_of<T>(o, all.rows, running, mean, invstd);
+  statistics.first = x.data<T>();
   Tensor partial;
   if (o.training && sums.defined()) {
     statistics.sums = {sums.data<A>(), all.channels, 1, nullptr};

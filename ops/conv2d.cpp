@@ -2,8 +2,6 @@
 // c] W[o, i, j, c], zeros outside x. Each product goes back to its factors:
 //   dx[n, p stride + i dilation - padding, ...] += dy[n, p, q, :] W[:, i, j, :]
 //   dW[:, i, j, :] += dy[n, p, q, :]^T x[n, p stride + i dilation - padding, ...],  dbias = the sum of dy's rows.
-#include <utility>
-
 #include "core/build.h"
 #include "ops/conv2d_kernels.h"
 #include "ops/gemm.h"
@@ -12,6 +10,24 @@
 #include "ops/samples.h"
 
 namespace ht {
+
+Conv2dShape conv2d_shape(const Tensor& x, const Tensor& w, const Conv2dOptions& options) {
+  Conv2dShape s{.n = x.dim(0),
+                .h = x.dim(1),
+                .w = x.dim(2),
+                .in = x.dim(3),
+                .out = w.dim(0),
+                .kh = w.dim(1),
+                .kw = w.dim(2),
+                .oh = 0,
+                .ow = 0,
+                .stride = options.stride,
+                .padding = options.padding,
+                .dilation = options.dilation};
+  s.oh = (s.h + 2 * s.padding - s.dilation * (s.kh - 1) - 1) / s.stride + 1;
+  s.ow = (s.w + 2 * s.padding - s.dilation * (s.kw - 1) - 1) / s.stride + 1;
+  return s;
+}
 
 namespace {
 struct Conv2d final : Op {
@@ -53,7 +69,6 @@ struct Conv2d final : Op {
     if constexpr (kCudaBuild) {
       if (ctx.is_cuda()) {
         conv2d_forward_cuda(ctx, s, x, w, bias, y, link && link->wants_sums ? &link->sums : nullptr);
-        if (link) link->takes_left = has_few_channels(s, x.dtype());
       }
     }
     if (!ctx.is_cuda()) {
@@ -86,23 +101,7 @@ struct Conv2d final : Op {
   void restore_input(size_t, const Tensor& input) override { x_ = input; }
 
  private:
-  Conv2dShape shape_of(const Tensor& x, const Tensor& w) const {
-    Conv2dShape s{.n = x.dim(0),
-                  .h = x.dim(1),
-                  .w = x.dim(2),
-                  .in = x.dim(3),
-                  .out = w.dim(0),
-                  .kh = w.dim(1),
-                  .kw = w.dim(2),
-                  .oh = 0,
-                  .ow = 0,
-                  .stride = options.stride,
-                  .padding = options.padding,
-                  .dilation = options.dilation};
-    s.oh = (s.h + 2 * s.padding - s.dilation * (s.kh - 1) - 1) / s.stride + 1;
-    s.ow = (s.w + 2 * s.padding - s.dilation * (s.kw - 1) - 1) / s.stride + 1;
-    return s;
-  }
+  Conv2dShape shape_of(const Tensor& x, const Tensor& w) const { return conv2d_shape(x, w, options); }
 
   void data_gradient(Context& ctx, const Tensor& dy, const Tensor& dx) const {
     const Conv2dShape s = shape_of(*x_, *w_);
@@ -116,8 +115,6 @@ struct Conv2d final : Op {
   void weight_gradient(Context& ctx, const Tensor& dy, const Tensor& dw, bool beside) const {
     const Conv2dShape s = shape_of(*x_, *w_);
     if constexpr (kCudaBuild) {
-      if (link && link->left.x.defined())
-        return few_channels_wgrad_cuda(ctx, s, std::exchange(link->left, {}), *x_, dw);
       if (ctx.is_cuda()) return conv2d_wgrad_cuda(ctx, s, dy, *x_, dw, beside);
     }
     if (s.pointwise())

@@ -5,7 +5,7 @@
 
 #include "core/context.h"
 #include "core/tensor.h"
-#include "ops/parts.h"
+#include "ops/ops.h"
 
 namespace ht {
 
@@ -17,6 +17,7 @@ struct Conv2dShape {
   // Each output pixel reads exactly its own input pixel: a plain matrix product.
   bool pointwise() const { return taps() == 1 && stride == 1 && padding == 0; }
 };
+Conv2dShape conv2d_shape(const Tensor& x, const Tensor& weight, const Conv2dOptions& options);
 
 // Direct convolution as products of gathered rows, in blocks that fit a core's cache; no image-sized buffer. Results
 // do not depend on the thread count. bias may be undefined.
@@ -40,7 +41,5 @@ bool has_few_channels(const Conv2dShape& s, DType dtype);
 void few_channels_forward_cuda(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& weight,
                                const Tensor& y, const Tensor& sums);
 void few_channels_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, const Tensor& x, const Tensor& dw);
-void few_channels_wgrad_cuda(Context& ctx, const Conv2dShape& s, const NormGradient& dy, const Tensor& x,
-                             const Tensor& dw);
 
 }  // namespace ht

@@ -1,5 +1,5 @@
 // What the kernels for convolutions of few input channels share: a block gathers the taps of 128 pixels into shared
-// memory and multiplies on the Tensor Cores (mma.m16n8k16).
+// memory, a row a pixel, and multiplies on the Tensor Cores (mma.m16n8k16).
 #pragma once
 
 #include "core/cuda_kernels.cuh"
@@ -11,8 +11,8 @@ inline constexpr int kThreads = 128, kWarps = kThreads / 32;
 inline constexpr int kPixels = kThreads;  // of a tile: a thread gathers one
 inline constexpr int kChannels = 64;      // output channels of a block
 inline constexpr int kMostTaps = 64;
-inline constexpr int kBlocks = 3;  // an SM
-inline constexpr int kPad = 8;     // halves behind each row in shared memory, so that eight rows meet in no bank
+inline constexpr int kForwardBlocks = 5, kBackwardBlocks = 3;  // an SM
+inline constexpr int kPad = 8;  // halves behind each row in shared memory, so that eight rows meet in no bank
 
 // A tap's place from the window's corner: rows, columns, elements.
 using Tap = int4;
@@ -30,9 +30,9 @@ struct Geometry {
       to[k] = k < taps ? Tap{dy, dx, (dy * w + dx) * in + k % in, 0} : Tap{1 << 30, 0, 0, 0};
     }
   }
-  // A pixel's taps -> `row`, 16 bytes at a time. All loads are made, of the image's first element where the tap lies
-  // outside, so that none waits for a branch.
-  template <int kWidth>
+  // A pixel's taps -> `row`, 16 bytes at a time. All loads are made, of the image's first elements where the tap lies
+  // outside, so that none waits for a branch. kRun taps each are the channels of one place.
+  template <int kWidth, int kRun>
   __device__ __forceinline__ void gather(const Tap* list, const uint16_t* x, int64_t pixel, uint16_t* row) const {
     const bool exists = pixel < pixels;
     if (!exists) pixel = 0;
@@ -41,21 +41,32 @@ struct Geometry {
     const int left = static_cast<int>(pixel - line * ow) * stride - padding;
     const int corner = (top * w + left) * in;
     const uint16_t* image = x + n * h * w * in;
+    const uint16_t* from = image;
+    bool inside = false;
 #pragma unroll
     for (int chunk = 0; chunk < kWidth / 8; ++chunk) {
       Pack<uint16_t> values;
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
-        const Tap tap = list[chunk * 8 + e];
-        const bool inside = exists & (static_cast<unsigned>(top + tap.x) < static_cast<unsigned>(h)) &
-                            (static_cast<unsigned>(left + tap.y) < static_cast<unsigned>(w));
-        const uint16_t value = __ldg(image + (inside ? corner + tap.z : 0));
+        const int k = chunk * 8 + e;
+        if (k % kRun == 0) {
+          const Tap tap = list[k];
+          inside = exists & (static_cast<unsigned>(top + tap.x) < static_cast<unsigned>(h)) &
+                   (static_cast<unsigned>(left + tap.y) < static_cast<unsigned>(w));
+          from = image + (inside ? corner + tap.z : 0);
+        }
+        const uint16_t value = __ldg(from + k % kRun);
         values.v[e] = inside ? value : uint16_t{0};
       }
       *reinterpret_cast<Pack<uint16_t>*>(row + chunk * 8) = values;
     }
   }
 };
+
+template <class T>
+__device__ __forceinline__ uint16_t one_of() {
+  return std::is_same_v<T, Half> ? uint16_t{0x3c00} : uint16_t{0x3f80};
+}
 
 // Four 8x8 matrices of 16-bit values: lane i gives the address of row i % 8 of matrix i / 8. Transposed, a lane gets
 // two neighbours of a column in place of two of a row.
@@ -90,6 +101,239 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// c [16 kGroups, 8 kTiles] += the transposed rows times the taps of a warp's 32 pixels, both in shared memory, `width`
+// values apart.
+template <class T, int kGroups, int kTiles>
+__device__ __forceinline__ void multiply_pixels(float (&c)[kGroups][kTiles][4], const uint16_t* rows, int row_width,
+                                                const uint16_t* taps, int tap_width) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {  // 16 pixels each: the k of these products
+    uint32_t b[kTiles][2];
+#pragma unroll
+    for (int t = 0; t < kTiles; t += 2) {
+      uint32_t m[4];  // taps 0-7 at pixels 0-7 and 8-15, taps 8-15 at both
+      load_matrices<true>(taps + (s * 16 + lane % 16) * tap_width + t * 8 + lane / 16 * 8, m);
+      b[t][0] = m[0], b[t][1] = m[1], b[t + 1][0] = m[2], b[t + 1][1] = m[3];
+    }
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      uint32_t a[4];  // rows' values 0-7 and 8-15 at pixels 0-7, both at pixels 8-15
+      load_matrices<true>(rows + (s * 16 + lane / 16 * 8 + lane % 8) * row_width + group * 16 + lane / 8 % 2 * 8, a);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) multiply<T>(c[group][t], a, b[t][0], b[t][1]);
+    }
+  }
+}
+
+// total [16 kGroups, 8 kTiles] in shared memory = the sum of the warps' c, in order, so that it is the same each time.
+// Called by whole blocks, when nobody needs what was there.
+template <int kGroups, int kTiles>
+__device__ __forceinline__ void add_warps(const float (&c)[kGroups][kTiles][4], float* total) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  __syncthreads();
+  for (int i = thread; i < kGroups * 16 * kTiles * 8; i += kThreads) total[i] = 0;
+  __syncthreads();
+  for (int turn = 0; turn < kWarps; ++turn) {
+    if (thread / 32 == turn) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group)
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+          for (int k = 0; k < 4; ++k)
+            total[(group * 16 + k / 2 * 8 + lane / 4) * kTiles * 8 + t * 8 + lane % 4 * 2 + k % 2] += c[group][t][k];
+    }
+    __syncthreads();
+  }
+}
+
+// Where blocks add their products [rows, width]: by atomics into zeros, or in deterministic mode each into a row of its
+// own of [parts, rows, width]. Whoever takes the sums leaves the zeros as they were.
+struct Products {
+  float* at;
+  int64_t parts;     // 0: atomics
+  unsigned* ticket;  // counts blocks; 0 before and after
+
+  // `count`, a multiple of 4, of the block's values, to `offset` of `size`.
+  __device__ __forceinline__ void add(const float* total, int count, int64_t offset, int64_t size) const {
+    for (int i = 4 * static_cast<int>(threadIdx.x); i < count; i += 4 * kThreads) {
+      if (parts) {
+        *reinterpret_cast<float4*>(at + int64_t{blockIdx.x} * size + offset + i) =
+            *reinterpret_cast<const float4*>(total + i);
+      } else {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+        atomicAdd(reinterpret_cast<float4*>(at + offset + i), *reinterpret_cast<const float4*>(total + i));
+#else
+        for (int k = 0; k < 4; ++k) atomicAdd(at + offset + i + k, total[i + k]);
+#endif
+      }
+    }
+  }
+  // Calls put(i, sum of value offset + i of `size`) for `count` of them, shared by the threads of a block; all loads of
+  // a turn go out before the zeros come back.
+  template <class Put>
+  __device__ __forceinline__ void take(int count, int64_t offset, int64_t size, Put&& put) const {
+    constexpr int kAtOnce = 8;
+    const int threads = static_cast<int>(blockDim.x * blockDim.y);
+    const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
+    for (int i = thread; i < count; i += kAtOnce * threads) {
+      float sum[kAtOnce];
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u)
+        if (i + u * threads < count) sum[u] = __ldcg(at + offset + i + u * threads);
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int k = i + u * threads;
+        if (k >= count) break;
+        for (int64_t p = 1; p < parts; ++p) sum[u] += __ldcg(at + p * size + offset + k);
+        if (!parts) at[offset + k] = 0;
+        put(k, sum[u]);
+      }
+    }
+  }
+};
+
+// `partial` owns the parts.
+inline Products make_products(Context& ctx, const dim3& grid, int64_t size, Tensor& partial) {
+  constexpr size_t kTicket = 256;  // bytes, so that the sums stay aligned
+  char* zeros = static_cast<char*>(ctx.cuda().zeros_of(kTicket + static_cast<size_t>(size) * sizeof(float)));
+  Products products{reinterpret_cast<float*>(zeros + kTicket), 0, reinterpret_cast<unsigned*>(zeros)};
+  if (deterministic()) {
+    partial = Tensor::empty({grid.x, size}, DType::f32, ctx.device());
+    products.at = partial.data<float>(), products.parts = grid.x;
+  }
+  return products;
+}
+
+// y = the convolution, or what `sink` makes of it. Block y takes 64 channels; a lane hands eight of them at a time to
+// the sink, rounded, always the same eight, and zeros where there is no pixel.
+template <class T, int kWidth, int kRun, class Sink>
+__global__ void __launch_bounds__(kThreads, kForwardBlocks)
+    forward_kernel(Geometry g, const uint16_t* x, const uint16_t* weight, uint16_t* y, Sink sink) {
+  constexpr int kRow = kWidth + kPad, kOutRow = kChannels + kPad, kSteps = kWidth / 16, kTiles = kChannels / 8;
+  __shared__ Tap list[kWidth];
+  __shared__ alignas(16) uint16_t weights[kChannels * kRow];
+  __shared__ alignas(16) uint16_t taps[kPixels * kRow];
+  __shared__ alignas(16) uint16_t results[kPixels * kOutRow];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int first_channel = static_cast<int>(blockIdx.y) * kChannels;
+  const int channel = first_channel + lane % kTiles * 8;
+  g.list(list, kWidth);
+  let_next_start();
+  wait_for_previous();
+  for (int i = static_cast<int>(threadIdx.x); i < kChannels * kWidth; i += kThreads) {
+    const int c = first_channel + i / kWidth, k = i % kWidth;
+    weights[i / kWidth * kRow + k] = c < g.out && k < g.taps ? weight[c * g.taps + k] : uint16_t{0};
+  }
+  sink.start(channel < g.out ? channel : 0);
+  __syncthreads();
+  const uint16_t* my_weights = weights + (lane / 16 * 8 + lane % 8) * kRow + lane / 8 % 2 * 8;
+  uint16_t *mine = taps + warp * 32 * kRow, *out = results + warp * 32 * kOutRow;  // a warp works on its own 32 pixels
+  for (int64_t tile = blockIdx.x; tile * kPixels < g.pixels; tile += gridDim.x) {
+    const int64_t first = tile * kPixels + warp * 32;
+    g.template gather<kWidth, kRun>(list, x, first + lane, mine + lane * kRow);
+    __syncwarp();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {  // 16 pixels each
+      uint32_t a[kSteps][4];                // pixels 0-7 and 8-15 at k 0-7, both at k 8-15
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s)
+        load_matrices<false>(mine + (half * 16 + lane % 16) * kRow + s * 16 + lane / 16 * 8, a[s]);
+#pragma unroll
+      for (int t = 0; t < kTiles; t += 2) {
+        float c[2][4] = {};
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+          uint32_t b[4];  // channels 0-7 at k 0-7 and 8-15, channels 8-15 at both
+          load_matrices<false>(my_weights + t * 8 * kRow + s * 16, b);
+          multiply<T>(c[0], a[s], b[0], b[1]);
+          multiply<T>(c[1], a[s], b[2], b[3]);
+        }
+#pragma unroll
+        for (int u = 0; u < 2; ++u)
+#pragma unroll
+          for (int low = 0; low < 2; ++low) {  // rows lane / 4 and 8 below
+            Pack<T, 2> pair;
+#pragma unroll
+            for (int k = 0; k < 2; ++k) pair.v[k] = store_as<T>(c[u][low * 2 + k]);
+            *reinterpret_cast<Pack<T, 2>*>(out + (half * 16 + low * 8 + lane / 4) * kOutRow + (t + u) * 8 +
+                                           lane % 4 * 2) = pair;
+          }
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = lane; i < 32 * kTiles; i += 32) {
+      const int64_t pixel = first + i / kTiles;
+      const Pack<T> values = sink(*reinterpret_cast<const Pack<T>*>(out + i / kTiles * kOutRow + i % kTiles * 8));
+      if (pixel < g.pixels && channel < g.out) *reinterpret_cast<Pack<T>*>(y + pixel * g.out + channel) = values;
+    }
+    __syncwarp();
+  }
+  sink.finish(first_channel, g.out);
+}
+
+// The products of dy's channels and the taps, summed over the pixels: dy^T taps, of which `tail` makes dw in the last
+// block. `source` gives eight channels of dy at a pixel. With kOne the column behind the taps is 1: there stand the
+// sums of dy.
+template <class T, int kWidth, int kRun, bool kOne, class Source, class Tail>
+__global__ void __launch_bounds__(kThreads, kBackwardBlocks)
+    weight_gradient_kernel(Geometry g, const uint16_t* x, Source source, Products products, Tail tail) {
+  constexpr int kRow = kWidth + kPad, kDyRow = kChannels + kPad, kTiles = kWidth / 8, kGroups = kChannels / 16;
+  __shared__ Tap list[kWidth];
+  __shared__ alignas(16) uint16_t taps[kPixels * kRow];
+  __shared__ alignas(16) uint16_t rows[kPixels * kDyRow];
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int first_channel = static_cast<int>(blockIdx.y) * kChannels;
+  g.list(list, kWidth);
+  let_next_start();
+  wait_for_previous();
+  __syncthreads();
+  constexpr int kTurn = 4;
+  const int channel = first_channel + lane % 8 * 8;
+  float c[kGroups][kTiles][4] = {};
+  const uint16_t *my_taps = taps + warp * 32 * kRow, *my_rows = rows + warp * 32 * kDyRow;
+  for (int64_t tile = blockIdx.x; tile * kPixels < g.pixels; tile += gridDim.x) {
+    // Eight threads take a pixel's channels, 16 bytes each; a warp loads the 32 pixels that it multiplies, in two
+    // turns.
+    const auto place = [&](int i) { return warp * 32 + i * 4 + lane / 8; };
+    const auto exists = [&](int i) { return tile * kPixels + place(i) < g.pixels && channel < g.out; };
+    for (int turn = 0; turn < 8; turn += kTurn) {
+      typename Source::Loaded loaded[kTurn];
+#pragma unroll
+      for (int i = 0; i < kTurn; ++i)
+        loaded[i] = source.load(exists(turn + i) ? (tile * kPixels + place(turn + i)) * g.out + channel : 0);
+      if (turn == 0) {
+        const int64_t pixel = tile * kPixels + thread;
+        g.template gather<kWidth, kRun>(list, x, pixel, taps + thread * kRow);
+        if (kOne && pixel < g.pixels) taps[thread * kRow + g.taps] = one_of<T>();
+      }
+#pragma unroll
+      for (int i = 0; i < kTurn; ++i) {
+        const int4 bits = exists(turn + i) ? source.finish(loaded[i]) : int4{0, 0, 0, 0};
+        *reinterpret_cast<int4*>(rows + place(turn + i) * kDyRow + lane % 8 * 8) = bits;
+      }
+    }
+    __syncwarp();
+    multiply_pixels<T>(c, my_rows, kDyRow, my_taps, kRow);
+    __syncwarp();
+  }
+  float* total = reinterpret_cast<float*>(rows);  // [channels, width]
+  constexpr int kTotal = kChannels * kWidth;
+  static_assert(kTotal * sizeof(float) <= sizeof rows);
+  add_warps(c, total);
+  const int64_t groups = gridDim.y, size = groups * kTotal;
+  products.add(total, kTotal, int64_t{blockIdx.y} * kTotal, size);
+  if (!is_last_block(products.ticket)) return;
+  for (int64_t group = 0; group < groups; ++group) {
+    __syncthreads();
+    products.take(kTotal, group * kTotal, size, [&](int i, float sum) { total[i] = sum; });
+    __syncthreads();
+    tail.template finish<T, kWidth>(g, static_cast<int>(group) * kChannels, total);
+  }
+}
+
 inline Geometry geometry_of(const Conv2dShape& s) {
   const auto i = [](int64_t v) { return static_cast<int>(v); };
   return {i(s.h),        i(s.w),  i(s.in),           i(s.stride),        i(s.padding),
@@ -97,7 +341,7 @@ inline Geometry geometry_of(const Conv2dShape& s) {
           i(s.oh),       i(s.ow), s.n * s.oh * s.ow, Divider(s.ow),      Divider(s.oh)};
 }
 
-inline dim3 grid_of(const CudaContext& cuda, const Geometry& g, int blocks = kBlocks) {
+inline dim3 grid_of(const CudaContext& cuda, const Geometry& g, int blocks) {
   const int64_t tiles = (g.pixels + kPixels - 1) / kPixels, groups = (g.out + kChannels - 1) / kChannels;
   const int64_t most = std::max<int64_t>(1, cuda.sm_count * blocks / groups);
   return dim3(static_cast<unsigned>(std::min(tiles, most)), static_cast<unsigned>(groups));
@@ -105,14 +349,18 @@ inline dim3 grid_of(const CudaContext& cuda, const Geometry& g, int blocks = kBl
 
 inline const uint16_t* bits(const Tensor& t) { return static_cast<const uint16_t*>(t.data()); }
 
-// Calls f.operator()<T, width>(): the taps, rounded up to a multiple of 16.
+// Calls f.operator()<T, width, run>(): `columns`, rounded up to a multiple of 16, and how many neighbours of the taps
+// the kernel knows to be one place's; an image's colours are.
 template <class F>
-void dispatch(DType dtype, int taps, F&& f) {
+void dispatch(DType dtype, const Geometry& g, int columns, F&& f) {
+  const auto with_run = [&]<class T, int kRun>() {
+    if (columns <= 16) return f.template operator()<T, 16, kRun>();
+    if (columns <= 32) return f.template operator()<T, 32, kRun>();
+    if (columns <= 48) return f.template operator()<T, 48, kRun>();
+    return f.template operator()<T, 64, kRun>();
+  };
   const auto with = [&]<class T>() {
-    if (taps <= 16) return f.template operator()<T, 16>();
-    if (taps <= 32) return f.template operator()<T, 32>();
-    if (taps <= 48) return f.template operator()<T, 48>();
-    return f.template operator()<T, 64>();
+    g.in == 3 ? with_run.template operator()<T, 3>() : with_run.template operator()<T, 1>();
   };
   dtype == DType::f16 ? with.template operator()<Half>() : with.template operator()<BFloat16>();
 }

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <functional>
 
+#include "core/build.h"
 #include "core/range.h"
+#include "ops/few_channels_norm.h"
 #include "ops/samples.h"
 
 namespace ht {
@@ -35,7 +37,9 @@ TensorSpec Fused::infer(Inputs in) const {
   return spec;
 }
 
-Tensor Fused::forward(Context& ctx, Inputs in, const TensorSpec&) {
+Tensor Fused::forward(Context& ctx, Inputs in, const TensorSpec& out) {
+  if (make_whole_) whole_ = make_whole_(ctx, in);
+  if (whole_) return whole_->forward(ctx, in, out);
   Tensor y;
   for (const Part& part : parts_) {
     const std::vector<Tensor> inputs = gather(part, in, y);
@@ -48,6 +52,7 @@ Tensor Fused::forward(Context& ctx, Inputs in, const TensorSpec&) {
 }
 
 Grads Fused::backward(Context& ctx, const Tensor& dy, const std::vector<bool>& needs) {
+  if (whole_) return whole_->backward(ctx, dy, needs);
   // The output of a part is wanted if any input of it or of an earlier part is.
   std::vector<bool> wanted(parts_.size());
   const auto is_wanted = [&](size_t p, int i) {
@@ -55,8 +60,6 @@ Grads Fused::backward(Context& ctx, const Tensor& dy, const std::vector<bool>& n
   };
   for (size_t p = 0; p < parts_.size(); ++p)
     for (const int i : parts_[p].inputs) wanted[p] = wanted[p] || is_wanted(p, i);
-
-  if (link_) link_->only_weight = !is_wanted(0, parts_[0].inputs[0]) && is_wanted(0, parts_[0].inputs[1]);
 
   Grads grads(needs.size());
   Tensor g = dy;
@@ -168,7 +171,14 @@ Var fused_conv_norm(const OpInfo& info, BatchNormTail tail, const Var& x, const 
   Fused op(info);
   const auto link = bias ? nullptr : std::make_shared<ConvNorm>();
   if (link) link->wants_sums = options.training;
-  op.set_link(link);
+  if constexpr (kCudaBuild) {
+    if (options.training && !bias && tail.relu && !tail.pool)
+      op.set_whole([=](Context& ctx, Inputs in) -> std::unique_ptr<Op> {
+        const Conv2dShape s = conv2d_shape(in[0], in[1], conv);
+        if (!ctx.is_cuda() || !fits_few_channels_norm(s, in[0].dtype())) return nullptr;
+        return make_few_channels_norm(s, options, running);
+      });
+  }
   op.add(make_conv2d(conv, link), bias ? std::vector{0, 1, 4} : std::vector{0, 1});
   op.add_batch_norm(x.device(), running, options, tail, Fused::kPrevious, 2, 3, link);
   return bias ? apply(std::move(op), {x, weight, gamma, beta, bias}) : apply(std::move(op), {x, weight, gamma, beta});

@@ -2,6 +2,7 @@
 // the parts. On CUDA the parts of a batch norm's tail are one (ops/batch_norm_forward.cu), on the CPU each is itself.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -19,7 +20,8 @@ class Fused final : public Op {
 
   explicit Fused(const OpInfo& info) : info_(&info) {}
   void add(std::unique_ptr<Op> op, std::vector<int> inputs) { parts_.push_back({std::move(op), std::move(inputs)}); }
-  void set_link(std::shared_ptr<ConvNorm> link) { link_ = std::move(link); }
+  // An op that does all of it at once, where `make` gives one for the inputs.
+  void set_whole(std::function<std::unique_ptr<Op>(Context&, Inputs)> make) { make_whole_ = std::move(make); }
   // Batch norm and what follows it, as fits the device. `x`, `gamma` and `beta` as in Part::inputs; `link` may be null.
   void add_batch_norm(Device device, const RunningStats& running, const BatchNormOptions& options, BatchNormTail tail,
                       int x, int gamma, int beta, std::shared_ptr<ConvNorm> link = {});
@@ -28,15 +30,19 @@ class Fused final : public Op {
   TensorSpec infer(Inputs in) const override;
   Tensor forward(Context& ctx, Inputs in, const TensorSpec& out) override;
   Grads backward(Context& ctx, const Tensor& dy, const std::vector<bool>& needs) override;
-  bool recomputes() const override { return parts_.back().op->recomputes(); }
-  Tensor recompute(Context& ctx) override { return parts_.back().op->recompute(ctx); }
-  bool drop_input(size_t k) override { return k == 0 && parts_[0].op->drop_input(0); }  // the first part's first
-  void restore_input(size_t, const Tensor& input) override { parts_[0].op->restore_input(0, input); }
+  bool recomputes() const override { return last().recomputes(); }
+  Tensor recompute(Context& ctx) override { return last().recompute(ctx); }
+  bool drop_input(size_t k) override { return k == 0 && first().drop_input(0); }  // the first part's first
+  void restore_input(size_t, const Tensor& input) override { first().restore_input(0, input); }
 
  private:
+  Op& first() const { return whole_ ? *whole_ : *parts_[0].op; }
+  Op& last() const { return whole_ ? *whole_ : *parts_.back().op; }
+
   const OpInfo* info_;
   std::vector<Part> parts_;
-  std::shared_ptr<ConvNorm> link_;  // between the first part and the second; may be null
+  std::function<std::unique_ptr<Op>(Context&, Inputs)> make_whole_;
+  std::unique_ptr<Op> whole_;  // does what the parts would; null: they do
 };
 
 // The functions of the fused ops, and what stands before their first ReLU.

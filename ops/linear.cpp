@@ -42,7 +42,13 @@ struct Linear final : Op {
     Grads grads(needs.size());
     if (needs[1]) {
       grads[1] = Tensor::empty_like(w);
-      gemm(ctx, {.m = w.dim(0), .n = w.dim(1), .k = rows(x), .transpose_a = true, .beside = needs[0]}, dy, x, grads[1]);
+      gemm(ctx,
+           {.m = w.dim(0),
+            .n = w.dim(1),
+            .k = rows(x),
+            .transpose_a = true,
+            .beside = needs[0] || (needs.size() > 2 && needs[2])},
+           dy, x, grads[1]);
     }
     if (needs[0]) {
       grads[0] = Tensor::empty_like(x);

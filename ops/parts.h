@@ -14,20 +14,10 @@ struct BatchNormTail {
   bool pool = false;  // needs relu and x [n, h, w, c]
 };
 
-// The input gradient of a batch norm with a ReLU, not computed yet: with v = x - mean, slope d + tilt v + shift where d
-// is dy if slope v + beta > 0, else 0.
-struct NormGradient {
-  Tensor x, dy;
-  Tensor coefficients;  // [5, c] f32: mean, slope, beta, tilt, shift
-};
-
-// What a convolution and the batch norm behind it pass to each other within a fused op on CUDA.
+// What a convolution passes to the batch norm behind it within a fused op on CUDA.
 struct ConvNorm {
   bool wants_sums = false;  // in training
-  Tensor sums;              // forward, where the convolution's kernel makes them: of y and of y^2 a channel, [2, c] f32
-  bool takes_left = false;  // the convolution's weight gradient can start from a NormGradient
-  bool only_weight = false;  // in this backward nobody wants the convolution's input gradient
-  NormGradient left;         // then the batch norm leaves this to the convolution
+  Tensor sums;              // where the convolution's kernel makes them: of y and of y^2 a channel, [2, c] f32
 };
 
 // A tail needs CUDA.

@@ -79,6 +79,7 @@ __global__ void __launch_bounds__(kBlock) rows_kernel(ReducePlan p, Load load, M
     const int64_t base = p.kept.offset(out);
     LaneSum<decltype(map(load(0), out))> sum;
     if (p.reduced.rank == 0) {
+#pragma unroll 4
       for (int64_t i = begin + lane; i < end; i += kWarp) sum.add(map(load(base + i), out));
     } else {
       for (int64_t i = begin + lane; i < end; i += kWarp)
@@ -100,6 +101,7 @@ __global__ void __launch_bounds__(kBlock) columns_kernel(ReducePlan p, Load load
   LaneSum<decltype(map(load(0), out))> sum;
   if (out < p.outputs) {
     const int64_t base = p.kept.offset(out / p.inner) + out % p.inner;
+#pragma unroll 4
     for (int64_t row = begin + threadIdx.y; row < end; row += blockDim.y)
       sum.add(map(load(base + p.reduced.offset(row)), out));
   }

@@ -37,7 +37,7 @@ void ema_cuda(const EmaOptions& options, std::span<const EmaItem> items, const T
   CudaContext& cuda = Context::of(applied.device()).cuda();
   for_floating([&]<class P>() {
     for_tables_of(
-        items,
+        cuda, items,
         [](TensorTable& table, const EmaItem& item) {
           if (item.source.dtype() != dtype_of<P>()) return false;
           table.add({item.average.data(), item.source.data()}, item.source.numel());

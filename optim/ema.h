@@ -49,6 +49,7 @@ class Ema {
 // average[i] and source[i] of the same shape.
 struct EmaItem {
   Tensor average, source;
+  int64_t numel() const { return source.numel(); }
 };
 // The CUDA side (optim/ema.cu). `record` null: no step is ever skipped.
 void ema_cuda(const EmaOptions& options, std::span<const EmaItem> items, const Tensor& applied,

@@ -48,7 +48,7 @@ void unscale_cuda(const Tensor& states, int id, std::span<const Tensor> grads, s
   ScalerState* state = reinterpret_cast<ScalerState*>(states.data<uint8_t>()) + id;
   for_floating([&]<class G>() {
     for_tables_of(
-        grads,
+        cuda, grads,
         [&](TensorTable& table, const Tensor& grad) {
           if (grad.dtype() != dtype_of<G>()) return false;
           const size_t i = static_cast<size_t>(&grad - grads.data());

@@ -9,11 +9,17 @@
 
 namespace ht::optim {
 
-inline constexpr int kTableSize = 48;       // tensors a launch; the table must fit 4 KiB of kernel parameters
-inline constexpr int64_t kChunk = 1 << 14;  // elements a block takes at a time
-inline constexpr int kPointers = 5;         // parameter, gradient, two buffers, half copy
+inline constexpr int kTableSize = 48;  // tensors a launch; the table must fit 4 KiB of kernel parameters
+inline constexpr int kPointers = 5;    // parameter, gradient, two buffers, half copy
 
-// Tensor i has `n[i]` elements; chunks [first[i], first[i + 1]) are its own.
+// Elements that a block takes at a time: few enough that small tensors, too, keep the whole device busy.
+inline int64_t chunk_for(const CudaContext& cuda, int64_t elements) {
+  constexpr int64_t kLeast = 4 * kBlock, kMost = 1 << 14;
+  const int64_t share = elements / (int64_t{cuda.sm_count} * 8);
+  return std::clamp(share / kLeast * kLeast, kLeast, kMost);
+}
+
+// Tensor i has `n[i]` elements; chunks [first[i], first[i + 1]), of `chunk` elements but for the last, are its own.
 struct TensorTable {
   void* at[kTableSize][kPointers];
   const int64_t* step[kTableSize];
@@ -22,6 +28,7 @@ struct TensorTable {
   int index[kTableSize];      // of the parameter
   DType grad[kTableSize];     // the gradient's dtype
   bool bfloat16[kTableSize];  // the half copy's
+  int64_t chunk = 0;
   int count = 0;
 
   bool full() const { return count == kTableSize; }
@@ -29,7 +36,7 @@ struct TensorTable {
     if (count == 0) first[0] = 0;
     std::copy(pointers.begin(), pointers.end(), at[count]);
     n[count] = numel;
-    first[count + 1] = first[count] + static_cast<int>((numel + kChunk - 1) / kChunk);
+    first[count + 1] = first[count] + static_cast<int>((numel + chunk - 1) / chunk);
     ++count;
   }
   int chunks() const { return count ? first[count] : 0; }
@@ -46,8 +53,8 @@ __device__ void for_chunks(const TensorTable& table, F&& f) {
   for (int chunk = static_cast<int>(blockIdx.x); chunk < table.first[table.count];
        chunk += static_cast<int>(gridDim.x)) {
     while (chunk >= table.first[tensor + 1]) ++tensor;
-    const int64_t begin = int64_t{chunk - table.first[tensor]} * kChunk;
-    f(tensor, begin, min(begin + kChunk, table.n[tensor]));
+    const int64_t begin = int64_t{chunk - table.first[tensor]} * table.chunk;
+    f(tensor, begin, min(begin + table.chunk, table.n[tensor]));
   }
 }
 
@@ -58,8 +65,8 @@ __device__ void for_chunks_back(const TensorTable& table, F&& f) {
   for (int chunk = table.first[table.count] - 1 - static_cast<int>(blockIdx.x); chunk >= 0;
        chunk -= static_cast<int>(gridDim.x)) {
     while (chunk < table.first[tensor]) --tensor;
-    const int64_t begin = int64_t{chunk - table.first[tensor]} * kChunk;
-    f(tensor, begin, min(begin + kChunk, table.n[tensor]));
+    const int64_t begin = int64_t{chunk - table.first[tensor]} * table.chunk;
+    f(tensor, begin, min(begin + table.chunk, table.n[tensor]));
   }
 }
 
@@ -74,8 +81,11 @@ __device__ __forceinline__ uint16_t half_bits_of(float v, bool bfloat16) {
 
 // Calls launch(table) for each full or last table of the items that `add(table, item)` puts in; add says if it did.
 template <class Item, class Add, class Launch>
-void for_tables_of(std::span<const Item> items, Add&& add, Launch&& launch) {
+void for_tables_of(const CudaContext& cuda, std::span<const Item> items, Add&& add, Launch&& launch) {
+  int64_t elements = 0;
+  for (const Item& item : items) elements += item.numel();
   TensorTable table;
+  table.chunk = chunk_for(cuda, elements);
   for (const Item& item : items) {
     if (add(table, item) && table.full()) {
       launch(table);
@@ -115,7 +125,7 @@ template <class Launch>
 void for_tables(const CudaContext& cuda, std::span<const UpdateItem> items, Launch&& launch) {
   for_floating([&]<class P>() {
     for_tables_of(
-        items,
+        cuda, items,
         [](TensorTable& table, const UpdateItem& item) {
           if (item.param.dtype() != dtype_of<P>()) return false;
           table.step[table.count] = item.step.data<int64_t>();

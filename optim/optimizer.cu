@@ -124,7 +124,7 @@ void judge_gradients_cuda(std::span<const UpdateItem> items, const Tensor& recor
   int64_t used = 0;
   if (j.count > 0 || norm)
     for_tables_of(
-        items,
+        cuda, items,
         [](TensorTable& table, const UpdateItem& item) {
           table.index[table.count] = item.index;
           table.grad[table.count] = item.grad.dtype();

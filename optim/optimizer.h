@@ -37,6 +37,8 @@ struct UpdateItem {
   std::span<const Tensor> buffers;  // in the order of the optimizer's buffer names; FP32 (f64 for f64)
   Tensor half;                      // to be written with `param`: its half copy; undefined: there is none
   int index = 0;                    // among all parameters, for reports
+
+  int64_t numel() const { return param.numel(); }
 };
 
 // Clipping of the unscaled gradients within a step: by the L2 norm of all of them together, as clip_grad_norm_, then by

@@ -1,0 +1,252 @@
+// Batch norm and ReLU behind a convolution of few input channels, in training, without the convolution's output in
+// memory. That is linear in its few taps t: y = W t. So the batch's statistics follow from the products of the taps
+// with each other, G = sum t t^T over the n pixels, and their sums m = sum t:
+//   mean = W m / n,  E[y^2] = diag(W G W^T) / n.
+// And with d = the output's gradient where the output is positive, M = sum d t^T and S = sum d:
+//   P = sum d (y - mean) = diag(M W^T) - mean S,  dgamma = P invstd,  dbeta = S,
+//   dW = gamma invstd (M - S m^T / n - P invstd^2 (W G - mean m^T) / n).
+// Each pass computes y again from the taps where it needs it; m and S stand in the column of a tap that is always 1.
+#include "ops/batch_norm.cuh"
+#include "ops/few_channels.cuh"
+#include "ops/few_channels_norm.h"
+
+namespace ht {
+
+using namespace few;
+
+namespace {
+// The products of the taps and the 1 behind them, [width, width].
+template <class T, int kWidth, int kRun>
+__global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 4 : 2)
+    tap_products_kernel(Geometry g, const uint16_t* x, Products products) {
+  constexpr int kRow = kWidth + kPad;
+  __shared__ Tap list[kWidth];
+  __shared__ alignas(16) uint16_t taps[kPixels * kRow];
+  const int thread = static_cast<int>(threadIdx.x);
+  g.list(list, kWidth);
+  let_next_start();
+  wait_for_previous();
+  __syncthreads();
+  float c[kWidth / 16][kWidth / 8][4] = {};
+  const uint16_t* mine = taps + thread / 32 * 32 * kRow;
+  for (int64_t tile = blockIdx.x; tile * kPixels < g.pixels; tile += gridDim.x) {
+    const int64_t pixel = tile * kPixels + thread;
+    g.template gather<kWidth, kRun>(list, x, pixel, taps + thread * kRow);
+    if (pixel < g.pixels) taps[thread * kRow + g.taps] = one_of<T>();
+    __syncwarp();
+    multiply_pixels<T>(c, mine, kRow, mine, kRow);
+    __syncwarp();
+  }
+  float* total = reinterpret_cast<float*>(taps);
+  static_assert(kWidth * kWidth * sizeof(float) <= sizeof taps);
+  add_warps(c, total);
+  products.add(total, kWidth * kWidth, 0, kWidth * kWidth);
+}
+
+constexpr int kMomentThreads = 1024;
+
+__device__ __forceinline__ double all_lanes_sum(double v) {
+  for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
+  return v;
+}
+
+// One block: `sums` [2, out] of y and y^2 and what follows from them, and `moments` [out + 1, width]: W G - mean m^T,
+// and m. A warp takes a channel.
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kMomentThreads, 1)
+    moments_kernel(int taps, int out, const uint16_t* weight, Products products, float* moments, float* sums,
+                   bn::Statistics<T> statistics) {
+  constexpr int kRow = kWidth + 1, kHalves = (kWidth + 31) / 32;  // columns of a lane
+  __shared__ float product[kWidth * kRow];
+  let_next_start();
+  wait_for_previous();
+  const int thread = bn::flat_thread(), lane = thread % 32;
+  products.take(kWidth * kWidth, 0, kWidth * kWidth,
+                [&](int i, float sum) { product[i / kWidth * kRow + i % kWidth] = sum; });
+  __syncthreads();
+  const auto sum_at = [&](int k) { return static_cast<double>(product[k * kRow + taps]); };
+  for (int c = thread / 32; c < out; c += kMomentThreads / 32) {
+    float w[kHalves] = {};
+    double u[kHalves] = {}, first = 0, second = 0;
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      T bits{};
+      if (h * 32 + lane < taps) bits.bits = weight[c * taps + h * 32 + lane];
+      w[h] = load_as(bits);
+    }
+#pragma unroll 4
+    for (int j = 0; j < taps; ++j) {
+      const double factor = __shfl_sync(0xffffffffu, j < 32 ? w[0] : w[kHalves - 1], j % 32);
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h)
+        u[h] += factor * static_cast<double>(product[j * kRow + (h * 32 + lane) % kWidth]);
+    }
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      const int k = h * 32 + lane;
+      if (k >= taps) continue;
+      first += static_cast<double>(w[h]) * sum_at(k);
+      second += static_cast<double>(w[h]) * u[h];
+    }
+    first = all_lanes_sum(first), second = all_lanes_sum(second);
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      const int k = h * 32 + lane;
+      if (k < kWidth)
+        moments[c * kWidth + k] = k < taps ? static_cast<float>(u[h] - first * statistics.share * sum_at(k)) : 0.0f;
+    }
+    if (lane == 0) sums[c] = static_cast<float>(first), sums[out + c] = static_cast<float>(second);
+  }
+  if (thread < kWidth) moments[out * kWidth + thread] = product[thread * kRow + taps];
+  __syncthreads();
+  statistics.template write<1>(out);
+}
+
+// Normalises the lane's eight channels.
+template <class T>
+struct NormaliseSink {
+  const float *means, *invstds, *gammas, *betas;
+  float mean[8] = {}, slope[8] = {}, beta[8] = {};
+
+  __device__ __forceinline__ void start(int c) {
+    for (int k = 0; k < 8; ++k)
+      mean[k] = means[c + k], slope[k] = gammas[c + k] * invstds[c + k], beta[k] = betas[c + k];
+  }
+  __device__ __forceinline__ Pack<T> operator()(Pack<T> values) const {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const float y = (load_as(values.v[k]) - mean[k]) * slope[k] + beta[k];
+      values.v[k] = store_as<T>(y < 0 ? 0.0f : y);
+    }
+    return values;
+  }
+  __device__ __forceinline__ void finish(int, int) const {}
+};
+
+// dy where y is positive.
+template <class T>
+struct MaskedRows {
+  const uint16_t *y, *dy;
+
+  struct Loaded {
+    int4 y, dy;
+  };
+  static __device__ __forceinline__ int positive(int pair) {
+    if constexpr (std::is_same_v<T, Half>) {
+      __half2 v;
+      memcpy(&v, &pair, sizeof v);
+      return static_cast<int>(__hgt2_mask(v, __float2half2_rn(0)));
+    } else {
+      __nv_bfloat162 v;
+      memcpy(&v, &pair, sizeof v);
+      return static_cast<int>(__hgt2_mask(v, __float2bfloat162_rn(0)));
+    }
+  }
+  __device__ __forceinline__ Loaded load(int64_t at) const {
+    return {__ldg(reinterpret_cast<const int4*>(y + at)), __ldg(reinterpret_cast<const int4*>(dy + at))};
+  }
+  __device__ __forceinline__ int4 finish(const Loaded& l) const {
+    return {l.dy.x & positive(l.y.x), l.dy.y & positive(l.y.y), l.dy.z & positive(l.y.z), l.dy.w & positive(l.y.w)};
+  }
+};
+
+// What the products M and S become (above).
+struct NormTail {
+  const uint16_t* weight;
+  const float *moments, *mean, *invstd, *gamma;
+  uint16_t* dw;
+  float *dgamma, *dbeta;  // may be null
+  double share;           // 1 / n
+
+  template <class T, int kWidth>
+  __device__ void finish(const Geometry& g, int first, const float* total) const {
+    __shared__ float slope[kChannels], offset[kChannels], pull[kChannels];
+    const int thread = static_cast<int>(threadIdx.x);
+    if (const int c = first + thread; thread < kChannels && c < g.out) {
+      const float* row = total + thread * kWidth;
+      const double s = row[g.taps], inv = invstd[c];
+      double p = -static_cast<double>(mean[c]) * s;
+      for (int k = 0; k < g.taps; ++k) {
+        T w;
+        w.bits = weight[c * g.taps + k];
+        p += static_cast<double>(load_as(w)) * static_cast<double>(row[k]);
+      }
+      if (dbeta) dbeta[c] = static_cast<float>(s);
+      if (dgamma) dgamma[c] = static_cast<float>(p * inv);
+      slope[thread] = gamma[c] * invstd[c];
+      offset[thread] = static_cast<float>(s * share);
+      pull[thread] = static_cast<float>(p * inv * inv * share);
+    }
+    __syncthreads();
+    const float* sums = moments + g.out * kWidth;
+    for (int i = thread; i < kChannels * kWidth; i += kThreads) {
+      const int row = i / kWidth, c = first + row, k = i % kWidth;
+      if (c >= g.out || k >= g.taps) continue;
+      const float value = total[i] - offset[row] * sums[k] - pull[row] * moments[c * kWidth + k];
+      dw[c * g.taps + k] = store_as<T>(slope[row] * value).bits;
+    }
+  }
+};
+}  // namespace
+
+bool fits_few_channels_norm(const Conv2dShape& s, DType dtype) {
+  return has_few_channels(s, dtype) && s.taps() * s.in < kMostTaps && s.n * s.oh * s.ow > 1;
+}
+
+Tensor few_channels_norm_forward_cuda(Context& ctx, const Conv2dShape& s, const BatchNormOptions& options,
+                                      const Tensor& x, const Tensor& weight, const RunningStats& running,
+                                      const Tensor& mean, const Tensor& invstd) {
+  const Geometry g = geometry_of(s);
+  Tensor moments;
+  dispatch(x.dtype(), g, g.taps + 1, [&]<class T, int kWidth, int kRun>() {
+    dim3 grid = grid_of(ctx.cuda(), g, kWidth <= 32 ? 4 : 2);
+    grid.y = 1;
+    Tensor partial;
+    const Products products = make_products(ctx, grid, kWidth * kWidth, partial);
+    moments = Tensor::empty({s.out + 1, kWidth}, DType::f32, ctx.device());
+    const Tensor sums = Tensor::empty({2, s.out}, DType::f32, ctx.device());
+    auto statistics = bn::statistics_of<T>(options, g.pixels, running, mean, invstd);
+    statistics.sums = {sums.data<float>(), s.out, 1, nullptr};
+    launch_early(ctx.cuda(), tap_products_kernel<T, kWidth, kRun>, grid, kThreads, g, bits(x), products);
+    launch_early(ctx.cuda(), moments_kernel<T, kWidth>, 1, dim3(32, kMomentThreads / 32), g.taps,
+                 static_cast<int>(s.out), bits(weight), products, moments.data<float>(), sums.data<float>(),
+                 statistics);
+  });
+  return moments;
+}
+
+void few_channels_norm_apply_cuda(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& weight,
+                                  const Tensor& gamma, const Tensor& beta, const Tensor& mean, const Tensor& invstd,
+                                  const Tensor& y) {
+  const Geometry g = geometry_of(s);
+  dispatch(x.dtype(), g, g.taps, [&]<class T, int kWidth, int kRun>() {
+    launch_early(ctx.cuda(), forward_kernel<T, kWidth, kRun, NormaliseSink<T>>, grid_of(ctx.cuda(), g, kForwardBlocks),
+                 kThreads, g, bits(x), bits(weight), static_cast<uint16_t*>(y.data()),
+                 NormaliseSink<T>{mean.data<float>(), invstd.data<float>(), gamma.data<float>(), beta.data<float>()});
+  });
+}
+
+void few_channels_norm_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& x, const Tensor& weight,
+                                  const Tensor& gamma, const Tensor& mean, const Tensor& invstd, const Tensor& moments,
+                                  const Tensor& y, const Tensor& dy, const Tensor& dw, const Tensor& dgamma,
+                                  const Tensor& dbeta) {
+  const Geometry g = geometry_of(s);
+  dispatch(x.dtype(), g, g.taps + 1, [&]<class T, int kWidth, int kRun>() {
+    const dim3 grid = grid_of(ctx.cuda(), g, kBackwardBlocks);
+    Tensor partial;
+    const Products products = make_products(ctx, grid, int64_t{grid.y} * kChannels * kWidth, partial);
+    const NormTail tail{bits(weight),
+                        moments.data<float>(),
+                        mean.data<float>(),
+                        invstd.data<float>(),
+                        gamma.data<float>(),
+                        static_cast<uint16_t*>(dw.data()),
+                        dgamma ? dgamma.data<float>() : nullptr,
+                        dbeta ? dbeta.data<float>() : nullptr,
+                        1 / static_cast<double>(g.pixels)};
+    launch_early(ctx.cuda(), weight_gradient_kernel<T, kWidth, kRun, true, MaskedRows<T>, NormTail>, grid, kThreads, g,
+                 bits(x), MaskedRows<T>{bits(y), bits(dy)}, products, tail);
+  });
+}
+
+}  // namespace ht
