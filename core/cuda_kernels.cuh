@@ -67,20 +67,43 @@ inline unsigned grid_for(const CudaContext& cuda, int64_t n, int per_thread = 1,
   return static_cast<unsigned>(std::clamp<int64_t>(need, 1, int64_t{cuda.sm_count} * blocks_per_sm));
 }
 
+struct LaunchShape {
+  dim3 grid, block;
+  unsigned cluster = 1;     // blocks, along x; more than 1 needs compute capability 9.0
+  size_t shared_bytes = 0;  // chosen at launch
+
+  cudaLaunchConfig_t config(cudaLaunchAttribute* attributes) const {
+    cudaLaunchConfig_t c{};
+    c.gridDim = grid, c.blockDim = block, c.dynamicSmemBytes = shared_bytes, c.attrs = attributes;
+    if (cluster > 1) {
+      attributes[c.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes[c.numAttrs++].val.clusterDim = {cluster, 1, 1};
+    }
+    return c;
+  }
+};
+
 // A launch whose blocks may take their places, and run up to wait_for_previous(), before the kernel ahead on the stream
 // has ended (programmatic dependent launch). That one lets them by let_next_start(), at best when all of it is running.
 template <class... P, class... A>
-void launch_early(const CudaContext& cuda, void (*kernel)(P...), dim3 grid, dim3 block, A&&... args) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = block;
+void launch_early(const CudaContext& cuda, void (*kernel)(P...), const LaunchShape& shape, A&&... args) {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config = shape.config(attributes);
   config.stream = cuda.stream();
-  config.attrs = &early;
-  config.numAttrs = cuda.kernels >= 90 ? 1 : 0;  // older code has no wait_for_previous()
+  if (cuda.kernels >= 90) {  // older code has no wait_for_previous()
+    cudaLaunchAttribute& early = attributes[config.numAttrs++];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+  }
+  constexpr size_t kWithoutAsking = 32 << 10;  // of 48 KiB that the kernel's own variables are part of
+  if (shape.shared_bytes > kWithoutAsking)
+    HT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(shape.shared_bytes)));
   HT_CUDA_CALL(cudaLaunchKernelEx(&config, kernel, P(args)...));
+}
+template <class... P, class... A>
+void launch_early(const CudaContext& cuda, void (*kernel)(P...), dim3 grid, dim3 block, A&&... args) {
+  launch_early(cuda, kernel, LaunchShape{grid, block}, std::forward<A>(args)...);
 }
 __device__ __forceinline__ void let_next_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

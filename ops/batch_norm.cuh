@@ -1,34 +1,16 @@
-// What batch norm's forward and backward kernels share. Each direction is two passes: the first adds a pair of sums a
+// What batch norm's forward and backward passes share. Each direction is two passes: the first adds a pair of sums a
 // channel, the second starts with what follows from them and has a row of blocks more, which write what is per channel.
 // A thread takes a pack of N channels of some rows at once; blocks are kColumns packs wide and share the rows. With a
 // pool, the rows of a pass are the 2x2 windows of the map.
 #pragma once
 
-#include "ops/batch_norm.h"
-#include "ops/pool.cuh"
+#include "ops/batch_norm_packs.cuh"
 
 namespace ht::bn {
 
 inline constexpr int kThreads = 256;
 inline constexpr int kMostThreads = 512;
 inline constexpr int kColumns = 32;  // packs of channels in a block, at most
-
-// x seen as [rows, channels]; with a pool the rows of a pass are the windows of an [n, h, w] map.
-struct Geometry {
-  int64_t rows = 0, channels = 0;
-  int64_t h = 0, w = 0, th = 0, tw = 0;  // map and windows, those that reach over an odd edge included
-  Divider by_tw, by_th;
-};
-
-inline Geometry geometry_of(const Tensor& x, BatchNormTail tail) {
-  Geometry g;
-  g.rows = x.shape().product(0, x.rank() - 1), g.channels = x.shape().back();
-  if (!tail.pool) return g;
-  g.h = x.dim(1), g.w = x.dim(2), g.th = (g.h + 1) / 2, g.tw = (g.w + 1) / 2;
-  g.rows = x.dim(0) * g.th * g.tw;
-  g.by_tw = Divider(g.tw), g.by_th = Divider(g.th);
-  return g;
-}
 
 struct Launch {
   dim3 grid, block;
@@ -57,13 +39,6 @@ __device__ __forceinline__ void for_rows(int64_t start, int64_t step, int64_t ro
   int64_t r = start;
   for (; r + (kRows - 1) * step < rows; r += kRows * step) f.template operator()<kRows>(r);
   for (; r < rows; r += step) f.template operator()<1>(r);
-}
-
-// n packs, `step` elements apart: all loads before any use.
-template <class T, int N, int kCount>
-__device__ __forceinline__ void load_rows(const T* from, int64_t step, Pack<T, N> (&to)[kCount]) {
-#pragma unroll
-  for (int u = 0; u < kCount; ++u) to[u] = *reinterpret_cast<const Pack<T, N>*>(from + u * step);
 }
 
 // Pairs of sums, [2, channels]: added up by atomics into zeros or, to give the same bits every time, each block's in
@@ -162,100 +137,6 @@ __device__ void add_pairs(const A (&first)[N], const A (&second)[N], const PairS
       sums.add(half * sums.channels + base + channel, sum[0]);
   }
 }
-
-// N values a channel, by 16 bytes at a time where N is a wide pack.
-template <int N, class A>
-__device__ __forceinline__ void load_channels(const A* from, A (&to)[N]) {
-  if constexpr (N * sizeof(A) % 16 == 0) {
-    constexpr int kAtOnce = 16 / static_cast<int>(sizeof(A));
-#pragma unroll
-    for (int i = 0; i < N / kAtOnce; ++i) {
-      const Pack<A> p = *reinterpret_cast<const Pack<A>*>(from + i * kAtOnce);
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) to[i * kAtOnce + k] = p.v[k];
-    }
-  } else {
-#pragma unroll
-    for (int k = 0; k < N; ++k) to[k] = from[k];
-  }
-}
-
-// Per-channel numbers of N channels, and the op's output before it is rounded to T: rounding moves neither a maximum
-// nor, but for a denormal, a sign.
-template <class T, int N>
-struct Channels {
-  using A = acc_t<T>;
-  A mean[N], slope[N], beta[N];
-
-  // mean is set already; slope holds invstd.
-  __device__ __forceinline__ void load_affine(const A* gamma, const A* b, int64_t c) {
-    A g[N];
-    load_channels<N>(gamma + c, g);
-    if (b) load_channels<N>(b + c, beta);
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      slope[k] *= g[k];
-      if (!b) beta[k] = 0;
-    }
-  }
-  template <bool kRelu>
-  __device__ __forceinline__ A value(A x, int k) const {
-    const A y = (x - mean[k]) * slope[k] + beta[k];
-    return kRelu && y < A(0) ? A(0) : y;
-  }
-};
-
-template <class A>
-__device__ __forceinline__ bool beats(A v, A m) {
-  return !(v <= m) && m == m;  // the first maximum stays; the first NaN wins
-}
-// The output is monotone in x, falling where the slope is negative: the largest output is at the largest rising(x).
-__device__ __forceinline__ float rising(float x, float slope) {
-  return __uint_as_float(__float_as_uint(x) ^ (__float_as_uint(slope) & 0x80000000u));
-}
-__device__ __forceinline__ double rising(double x, double slope) { return signbit(slope) ? -x : x; }
-
-template <class T, int N>
-__device__ __forceinline__ Pack<T, N> pack_at(const T* p) {
-  return *reinterpret_cast<const Pack<T, N>*>(p);
-}
-template <class T, int N>
-__device__ __forceinline__ void set_pack(T* p, const Pack<T, N>& pack) {
-  *reinterpret_cast<Pack<T, N>*>(p) = pack;
-}
-
-// The four pixels of a 2x2 window, N channels each, and where they lie. `whole`: it has an output.
-template <class T, int N>
-struct Window {
-  Pack<T, N> x[4];
-  int64_t at[4], out;
-  bool inside[4], whole;
-
-  __device__ __forceinline__ void load(const Geometry& g, const T* from, int64_t r, int64_t c) {
-    const int64_t line = g.by_tw(r), ox = r - line * g.tw, n = g.by_th(line), oy = line - n * g.th;
-    const int64_t oh = g.h / 2, ow = g.w / 2, corner = ((n * g.h + 2 * oy) * g.w + 2 * ox) * g.channels + c;
-    whole = oy < oh && ox < ow;
-    out = ((n * oh + oy) * ow + ox) * g.channels + c;
-#pragma unroll
-    for (int p = 0; p < 4; ++p) {
-      inside[p] = 2 * oy + p / 2 < g.h && 2 * ox + p % 2 < g.w;
-      at[p] = corner + (p / 2 * g.w + p % 2) * g.channels;
-      x[p] = pack_at<T, N>(from + (inside[p] ? at[p] : corner));  // without a branch: all four loads at once
-    }
-  }
-  // Of channel k: the pixel with the largest output, and its x.
-  __device__ __forceinline__ int winner(int k, acc_t<T> slope, acc_t<T>& value) const {
-    int first = 0;
-    value = load_as(x[0].v[k]);
-    acc_t<T> best = rising(value, slope);
-#pragma unroll
-    for (int p = 1; p < 4; ++p) {
-      const acc_t<T> other = load_as(x[p].v[k]), risen = rising(other, slope);
-      if (beats(risen, best)) first = p, value = other, best = risen;
-    }
-    return first;
-  }
-};
 
 // Mean and variance of each channel: of the batch from its sums, else the running ones, else those that are given.
 template <class T>

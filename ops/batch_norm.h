@@ -12,6 +12,16 @@ namespace ht {
 void batch_norm_forward_cuda(Context& ctx, const BatchNormOptions& options, const Tensor& x, const Tensor& gamma,
                              const Tensor& beta, const RunningStats& running, const Tensor& y, const Tensor& mean,
                              const Tensor& invstd, BatchNormTail tail, const Tensor& sums);
+// The same in training, and backward with dx, in one kernel where the batch fits into the device's shared memory and
+// the layout allows; else they return false and have done nothing (ops/batch_norm_resident.cu).
+bool batch_norm_resident_forward_cuda(Context& ctx, const BatchNormOptions& options, const Tensor& x,
+                                      const Tensor& gamma, const Tensor& beta, const RunningStats& running,
+                                      const Tensor& y, const Tensor& mean, const Tensor& invstd, BatchNormTail tail);
+bool batch_norm_resident_backward_cuda(Context& ctx, const Tensor& x, const Tensor& gamma, const Tensor& beta,
+                                       const Tensor& mean, const Tensor& invstd, const Tensor& dy, const Tensor& dx,
+                                       const Tensor& dgamma, const Tensor& dbeta, BatchNormTail tail);
+// Whether forward would be: then nobody needs to make its sums.
+bool batch_norm_is_resident_cuda(Context& ctx, const Tensor& x, BatchNormTail tail);
 // y again from the mean and 1 / sqrt(var + eps) that it was made with.
 void batch_norm_normalise_cuda(Context& ctx, const Tensor& x, const Tensor& gamma, const Tensor& beta,
                                const Tensor& mean, const Tensor& invstd, const Tensor& y, BatchNormTail tail);

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads, kSumBlocks)
   using A = acc_t<T>;
   let_next_start();
   const int64_t c = first_channel<N>(), step = int64_t{gridDim.x} * blockDim.y;
-  A sum[N] = {}, product[N] = {};
+  GradientSums<T, N> gradient;
   wait_for_previous();
   if (c < g.channels) {
     Channels<T, N> channels;
@@ -64,15 +64,7 @@ __global__ void __launch_bounds__(kThreads, kSumBlocks)
         Pack<T, N> from{};
         w.load(g, x, r, c);
         if (w.whole) from = pack_at<T, N>(dy + w.out);
-#pragma unroll
-        for (int k = 0; k < N; ++k) {
-          A v;
-          w.winner(k, channels.slope[k], v);
-          if (!(w.whole && channels.template value<false>(v, k) > A(0))) continue;
-          const A d = load_as(from.v[k]);
-          sum[k] += d;
-          product[k] += d * (v - channels.mean[k]);
-        }
+        gradient.add(channels, w, from);
       }
     } else {
       constexpr int kRows = 2;  // at once
@@ -81,43 +73,17 @@ __global__ void __launch_bounds__(kThreads, kSumBlocks)
         load_rows(x + r * g.channels + c, step * g.channels, v);
         load_rows(dy + r * g.channels + c, step * g.channels, d);
 #pragma unroll
-        for (int u = 0; u < kCount; ++u)
-#pragma unroll
-          for (int k = 0; k < N; ++k) {
-            const A value = load_as(v[u].v[k]);
-            A grad = load_as(d[u].v[k]);
-            if (kRelu && !(channels.template value<false>(value, k) > A(0))) grad = 0;
-            sum[k] += grad;
-            product[k] += grad * (value - channels.mean[k]);
-          }
+        for (int u = 0; u < kCount; ++u) gradient.template add<kRelu>(channels, v[u], d[u]);
       });
     }
   }
-  add_pairs<N, A>(sum, product, sums);
+  add_pairs<N, A>(gradient.sum, gradient.product, sums);
   sums.finish();
 }
-
-// dx = slope (d - offset - (x - mean) pull) = slope d + tilt (x - mean) + shift.
-template <class T, int N>
-struct InputGradient {
-  using A = acc_t<T>;
-  Channels<T, N> channels;
-  A tilt[N], shift[N];
-
-  // They hold pull and offset before.
-  __device__ __forceinline__ void load_affine(const A* gamma, const A* beta, int64_t c) {
-    channels.load_affine(gamma, beta, c);
-#pragma unroll
-    for (int k = 0; k < N; ++k) tilt[k] *= -channels.slope[k], shift[k] *= -channels.slope[k];
-  }
-  // What all of x's gradient but that of d is.
-  __device__ __forceinline__ A base(A x, int k) const { return (x - channels.mean[k]) * tilt[k] + shift[k]; }
-};
 
 template <class T, int N, bool kRelu>
 __device__ __forceinline__ void input_gradient_rows(const Geometry& g, const InputGradient<T, N>& gradient, const T* x,
                                                     const T* dy, T* dx, int64_t c, int64_t blocks) {
-  using A = acc_t<T>;
   constexpr int kRows = 2;  // at once
   const int64_t step = blocks * blockDim.y;
   for_rows<kRows>(int64_t{blockIdx.x} * blockDim.y + threadIdx.y, step, g.rows, [&]<int kCount>(int64_t r) {
@@ -125,38 +91,20 @@ __device__ __forceinline__ void input_gradient_rows(const Geometry& g, const Inp
     load_rows(x + r * g.channels + c, step * g.channels, v);
     load_rows(dy + r * g.channels + c, step * g.channels, d);
 #pragma unroll
-    for (int u = 0; u < kCount; ++u) {
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        const A value = load_as(v[u].v[k]);
-        A grad = load_as(d[u].v[k]);
-        if (kRelu && !(gradient.channels.template value<false>(value, k) > A(0))) grad = 0;
-        v[u].v[k] = store_as<T>(gradient.channels.slope[k] * grad + gradient.base(value, k));
-      }
-      set_pack(dx + (r + u * step) * g.channels + c, v[u]);
-    }
+    for (int u = 0; u < kCount; ++u)
+      set_pack(dx + (r + u * step) * g.channels + c, gradient.template of<kRelu>(v[u], d[u]));
   });
 }
 
 template <class T, int N>
 __device__ __forceinline__ void input_gradient_windows(const Geometry& g, const InputGradient<T, N>& gradient,
                                                        const T* x, const T* dy, T* dx, int64_t c, int64_t blocks) {
-  using A = acc_t<T>;
   for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += blocks * blockDim.y) {
     Window<T, N> w;
     Pack<T, N> from{};
     w.load(g, x, r, c);
     if (w.whole) from = pack_at<T, N>(dy + w.out);
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      A v;
-      const int winner = w.winner(k, gradient.channels.slope[k], v);
-      const bool passes = w.whole && gradient.channels.template value<false>(v, k) > A(0);
-      const A d = passes ? gradient.channels.slope[k] * load_as(from.v[k]) : A(0);
-#pragma unroll
-      for (int p = 0; p < 4; ++p)
-        w.x[p].v[k] = store_as<T>(gradient.base(load_as(w.x[p].v[k]), k) + (winner == p ? d : A(0)));
-    }
+    gradient.of(w, from);
 #pragma unroll
     for (int p = 0; p < 4; ++p)
       if (w.inside[p]) set_pack(dx + w.at[p], w.x[p]);
@@ -226,6 +174,9 @@ void batch_norm_backward_cuda(Context& ctx, bool training, const Tensor& x, cons
     if (dbeta) dbeta.zero_();
     return;
   }
+  if (training && dx &&
+      batch_norm_resident_backward_cuda(ctx, x, gamma, beta, mean, invstd, dy, dx, dgamma, dbeta, tail))
+    return;
   dispatch_packs({x, dy, dx, gamma, beta}, x.shape().back(), [&]<class T, int N>() {
     const auto run = [&]<bool kRelu, bool kPool>() {
       backward<T, N, kRelu, kPool>(ctx, training, x, gamma, beta, mean, invstd, dy, dx, dgamma, dbeta);

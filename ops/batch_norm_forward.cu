@@ -9,8 +9,6 @@ using namespace bn;
 
 constexpr int kMomentBlocks = 2, kNormaliseBlocks = 4;  // an SM
 
-// The pairs are sum (x - K) and sum (x - K)^2 with K the first row, which keeps a mean far larger than the spread
-// exact.
 template <class T, int N>
 __global__ void __launch_bounds__(kMostThreads, kMomentBlocks)
     moments_kernel(Geometry g, const T* x, PairSums<acc_t<T>> sums) {
@@ -18,24 +16,18 @@ __global__ void __launch_bounds__(kMostThreads, kMomentBlocks)
   constexpr int kRows = 4;  // at once
   let_next_start();
   const int64_t c = first_channel<N>(), step = int64_t{gridDim.x} * blockDim.y;
-  A shift[N], sum[N] = {}, squares[N] = {};
+  Moments<T, N> moments;
   wait_for_previous();
   if (c < g.channels) {
-    load_pack<T, N>(x + c, shift);
+    load_pack<T, N>(x + c, moments.shift);
     for_rows<kRows>(int64_t{blockIdx.x} * blockDim.y + threadIdx.y, step, g.rows, [&]<int kCount>(int64_t r) {
       Pack<T, N> v[kCount];
       load_rows(x + r * g.channels + c, step * g.channels, v);
 #pragma unroll
-      for (int u = 0; u < kCount; ++u)
-#pragma unroll
-        for (int k = 0; k < N; ++k) {
-          const A d = load_as(v[u].v[k]) - shift[k];
-          sum[k] += d;
-          squares[k] += d * d;
-        }
+      for (int u = 0; u < kCount; ++u) moments.add(v[u]);
     });
   }
-  add_pairs<N, A>(sum, squares, sums);
+  add_pairs<N, A>(moments.sum, moments.squares, sums);
   sums.finish();
 }
 
@@ -48,30 +40,18 @@ __device__ __forceinline__ void normalise_rows(const Geometry& g, const Channels
     Pack<T, N> v[kCount];
     load_rows(x + r * g.channels + c, step * g.channels, v);
 #pragma unroll
-    for (int u = 0; u < kCount; ++u) {
-#pragma unroll
-      for (int k = 0; k < N; ++k) v[u].v[k] = store_as<T>(channels.template value<kRelu>(load_as(v[u].v[k]), k));
-      set_pack(y + (r + u * step) * g.channels + c, v[u]);
-    }
+    for (int u = 0; u < kCount; ++u)
+      set_pack(y + (r + u * step) * g.channels + c, channels.template normalised<kRelu>(v[u]));
   });
 }
 
 template <class T, int N>
 __device__ __forceinline__ void normalise_windows(const Geometry& g, const Channels<T, N>& channels, const T* x, T* y,
                                                   int64_t c, int64_t blocks) {
-  using A = acc_t<T>;
   for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += blocks * blockDim.y) {
     Window<T, N> w;
     w.load(g, x, r, c);
-    if (!w.whole) continue;
-    Pack<T, N> best;
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      A value;
-      w.winner(k, channels.slope[k], value);
-      best.v[k] = store_as<T>(channels.template value<true>(value, k));
-    }
-    set_pack(y + w.out, best);
+    if (w.whole) set_pack(y + w.out, w.pooled(channels));
   }
 }
 
@@ -144,6 +124,9 @@ void batch_norm_forward_cuda(Context& ctx, const BatchNormOptions& options, cons
                              const Tensor& beta, const RunningStats& running, const Tensor& y, const Tensor& mean,
                              const Tensor& invstd, BatchNormTail tail, const Tensor& sums) {
   if (x.numel() == 0) return mean.fill_(0), invstd.fill_(1 / std::sqrt(options.eps));
+  if (options.training && !sums &&
+      batch_norm_resident_forward_cuda(ctx, options, x, gamma, beta, running, y, mean, invstd, tail))
+    return;
   dispatch_packs({x, y, gamma, beta}, x.shape().back(), [&]<class T, int N>() {
     forward<T, N>(ctx, options, x, gamma, beta, running, y, mean, invstd, tail, sums);
   });

@@ -3,6 +3,7 @@
 //   dx[n, p stride + i dilation - padding, ...] += dy[n, p, q, :] W[:, i, j, :]
 //   dW[:, i, j, :] += dy[n, p, q, :]^T x[n, p stride + i dilation - padding, ...],  dbias = the sum of dy's rows.
 #include "core/build.h"
+#include "ops/batch_norm.h"
 #include "ops/conv2d_kernels.h"
 #include "ops/gemm.h"
 #include "ops/parts.h"
@@ -68,7 +69,8 @@ struct Conv2d final : Op {
     const Conv2dShape s = shape_of(x, w);
     if constexpr (kCudaBuild) {
       if (ctx.is_cuda()) {
-        conv2d_forward_cuda(ctx, s, x, w, bias, y, link && link->wants_sums ? &link->sums : nullptr);
+        const bool wants_sums = link && link->training && !batch_norm_is_resident_cuda(ctx, y, link->tail);
+        conv2d_forward_cuda(ctx, s, x, w, bias, y, wants_sums ? &link->sums : nullptr);
       }
     }
     if (!ctx.is_cuda()) {

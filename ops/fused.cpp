@@ -170,7 +170,7 @@ Var fused_conv_norm(const OpInfo& info, BatchNormTail tail, const Var& x, const 
                     const BatchNormOptions& options) {
   Fused op(info);
   const auto link = bias ? nullptr : std::make_shared<ConvNorm>();
-  if (link) link->wants_sums = options.training;
+  if (link) link->training = options.training, link->tail = tail;
   if constexpr (kCudaBuild) {
     if (options.training && !bias && tail.relu && !tail.pool)
       op.set_whole([=](Context& ctx, Inputs in) -> std::unique_ptr<Op> {

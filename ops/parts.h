@@ -16,8 +16,9 @@ struct BatchNormTail {
 
 // What a convolution passes to the batch norm behind it within a fused op on CUDA.
 struct ConvNorm {
-  bool wants_sums = false;  // in training
-  Tensor sums;              // where the convolution's kernel makes them: of y and of y^2 a channel, [2, c] f32
+  bool training = false;
+  BatchNormTail tail;
+  Tensor sums;  // where the convolution's kernel makes them: of y and of y^2 a channel, [2, c] f32
 };
 
 // A tail needs CUDA.
