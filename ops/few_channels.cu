@@ -89,11 +89,12 @@ void few_channels_forward_cuda(Context& ctx, const Conv2dShape& s, const Tensor&
 void few_channels_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tensor& dy, const Tensor& x, const Tensor& dw) {
   const Geometry g = geometry_of(s);
   dispatch(x.dtype(), g, g.taps, [&]<class T, int kWidth, int kRun>() {
-    const dim3 grid = grid_of(ctx.cuda(), g, kBackwardBlocks);
+    const auto kernel = weight_gradient_kernel<T, kWidth, kRun, false, StoredRows, StoreWeights>;
+    const LaunchShape launch{grid_of(ctx.cuda(), g, kBackwardBlocks), kThreads};
     Tensor partial;
-    const Products products = make_products(ctx, grid, int64_t{grid.y} * kChannels * kWidth, partial);
-    launch_early(ctx.cuda(), weight_gradient_kernel<T, kWidth, kRun, false, StoredRows, StoreWeights>, grid, kThreads,
-                 g, bits(x), StoredRows{bits(dy)}, products, StoreWeights{static_cast<uint16_t*>(dw.data())});
+    const Products products = make_products(ctx, launch, int64_t{launch.grid.y} * kChannels * kWidth, partial);
+    launch_early(ctx.cuda(), kernel, launch, g, bits(x), StoredRows{bits(dy)}, products,
+                 StoreWeights{static_cast<uint16_t*>(dw.data())});
   });
 }
 

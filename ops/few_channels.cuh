@@ -2,6 +2,8 @@
 // memory, a row a pixel, and multiplies on the Tensor Cores (mma.m16n8k16).
 #pragma once
 
+#include <cooperative_groups.h>
+
 #include "core/cuda_kernels.cuh"
 #include "ops/conv2d_kernels.h"
 
@@ -11,7 +13,7 @@ inline constexpr int kThreads = 128, kWarps = kThreads / 32;
 inline constexpr int kPixels = kThreads;  // of a tile: a thread gathers one
 inline constexpr int kChannels = 64;      // output channels of a block
 inline constexpr int kMostTaps = 64;
-inline constexpr int kForwardBlocks = 5, kBackwardBlocks = 3;  // an SM
+inline constexpr int kForwardBlocks = 5, kProductBlocks = 4, kBackwardBlocks = 3;  // an SM
 inline constexpr int kPad = 8;  // halves behind each row in shared memory, so that eight rows meet in no bank
 
 // A tap's place from the window's corner: rows, columns, elements.
@@ -132,8 +134,6 @@ template <int kGroups, int kTiles>
 __device__ __forceinline__ void add_warps(const float (&c)[kGroups][kTiles][4], float* total) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   __syncthreads();
-  for (int i = thread; i < kGroups * 16 * kTiles * 8; i += kThreads) total[i] = 0;
-  __syncthreads();
   for (int turn = 0; turn < kWarps; ++turn) {
     if (thread / 32 == turn) {
 #pragma unroll
@@ -141,34 +141,55 @@ __device__ __forceinline__ void add_warps(const float (&c)[kGroups][kTiles][4], 
 #pragma unroll
         for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-          for (int k = 0; k < 4; ++k)
-            total[(group * 16 + k / 2 * 8 + lane / 4) * kTiles * 8 + t * 8 + lane % 4 * 2 + k % 2] += c[group][t][k];
+          for (int k = 0; k < 4; k += 2) {
+            float2* to = reinterpret_cast<float2*>(total + (group * 16 + k / 2 * 8 + lane / 4) * kTiles * 8 + t * 8 +
+                                                   lane % 4 * 2);
+            float2 sum = turn == 0 ? float2{0, 0} : *to;
+            sum.x += c[group][t][k], sum.y += c[group][t][k + 1];
+            *to = sum;
+          }
     }
     __syncthreads();
   }
 }
 
-// Where blocks add their products [rows, width]: by atomics into zeros, or in deterministic mode each into a row of its
-// own of [parts, rows, width]. Whoever takes the sums leaves the zeros as they were.
+// Where clusters of blocks add their products [rows, width]: by atomics into zeros, or in deterministic mode each into
+// a row of its own of [parts, rows, width]. Whoever takes the sums leaves the zeros as they were.
 struct Products {
   float* at;
   int64_t parts;     // 0: atomics
   unsigned* ticket;  // counts blocks; 0 before and after
 
-  // `count`, a multiple of 4, of the block's values, to `offset` of `size`.
-  __device__ __forceinline__ void add(const float* total, int count, int64_t offset, int64_t size) const {
-    for (int i = 4 * static_cast<int>(threadIdx.x); i < count; i += 4 * kThreads) {
-      if (parts) {
-        *reinterpret_cast<float4*>(at + int64_t{blockIdx.x} * size + offset + i) =
-            *reinterpret_cast<const float4*>(total + i);
-      } else {
+  // `count`, a multiple of 4 for each block of the cluster, of the block's values, to `offset` of `size`. They are in
+  // shared memory, all written before; called by whole blocks.
+  __device__ __forceinline__ void add(float* total, int count, int64_t offset, int64_t size) const {
+    const int thread = static_cast<int>(threadIdx.x);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-        atomicAdd(reinterpret_cast<float4*>(at + offset + i), *reinterpret_cast<const float4*>(total + i));
-#else
-        for (int k = 0; k < 4; ++k) atomicAdd(at + offset + i + k, total[i + k]);
-#endif
+    auto cluster = cooperative_groups::this_cluster();
+    const int blocks = static_cast<int>(cluster.num_blocks()), share = count / blocks;
+    const int begin = static_cast<int>(cluster.block_rank()) * share;
+    cluster.sync();
+    for (int i = begin + 4 * thread; i < begin + share; i += 4 * kThreads) {
+      float4 sum{};
+#pragma unroll 4
+      for (int b = 0; b < blocks; ++b) {
+        const float4 v = *reinterpret_cast<const float4*>(cluster.map_shared_rank(total, b) + i);
+        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
       }
+      if (parts)
+        *reinterpret_cast<float4*>(at + int64_t{blockIdx.x} / blocks * size + offset + i) = sum;
+      else
+        atomicAdd(reinterpret_cast<float4*>(at + offset + i), sum);
     }
+    cluster.sync();  // till then others read this block's values
+#else
+    for (int i = thread; i < count; i += kThreads) {
+      if (parts)
+        at[int64_t{blockIdx.x} * size + offset + i] = total[i];
+      else
+        atomicAdd(at + offset + i, total[i]);
+    }
+#endif
   }
   // Calls put(i, sum of value offset + i of `size`) for `count` of them, shared by the threads of a block; all loads of
   // a turn go out before the zeros come back.
@@ -195,13 +216,14 @@ struct Products {
 };
 
 // `partial` owns the parts.
-inline Products make_products(Context& ctx, const dim3& grid, int64_t size, Tensor& partial) {
+inline Products make_products(Context& ctx, const LaunchShape& launch, int64_t size, Tensor& partial) {
   constexpr size_t kTicket = 256;  // bytes, so that the sums stay aligned
   char* zeros = static_cast<char*>(ctx.cuda().zeros_of(kTicket + static_cast<size_t>(size) * sizeof(float)));
   Products products{reinterpret_cast<float*>(zeros + kTicket), 0, reinterpret_cast<unsigned*>(zeros)};
   if (deterministic()) {
-    partial = Tensor::empty({grid.x, size}, DType::f32, ctx.device());
-    products.at = partial.data<float>(), products.parts = grid.x;
+    products.parts = launch.grid.x / launch.cluster;
+    partial = Tensor::empty({products.parts, size}, DType::f32, ctx.device());
+    products.at = partial.data<float>();
   }
   return products;
 }

@@ -17,7 +17,7 @@ using namespace few;
 namespace {
 // The products of the taps and the 1 behind them, [width, width].
 template <class T, int kWidth, int kRun>
-__global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 4 : 2)
+__global__ void __launch_bounds__(kThreads, kWidth <= 32 ? kProductBlocks : kProductBlocks / 2)
     tap_products_kernel(Geometry g, const uint16_t* x, Products products) {
   constexpr int kRow = kWidth + kPad;
   __shared__ Tap list[kWidth];
@@ -43,62 +43,70 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 4 : 2)
   products.add(total, kWidth * kWidth, 0, kWidth * kWidth);
 }
 
-constexpr int kMomentThreads = 1024;
+constexpr int kMomentThreads = 1024, kMostOut = 1024;
 
 __device__ __forceinline__ double all_lanes_sum(double v) {
   for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
   return v;
 }
 
-// One block: `sums` [2, out] of y and y^2 and what follows from them, and `moments` [out + 1, width]: W G - mean m^T,
-// and m. A warp takes a channel.
+// One block: the statistics, and `moments` [out + 1, width]: W G - mean m^T, and m. A warp takes a channel.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kMomentThreads, 1)
-    moments_kernel(int taps, int out, const uint16_t* weight, Products products, float* moments, float* sums,
+    moments_kernel(int taps, int out, const uint16_t* weight, Products products, float* moments,
                    bn::Statistics<T> statistics) {
   constexpr int kRow = kWidth + 1, kHalves = (kWidth + 31) / 32;  // columns of a lane
-  __shared__ float product[kWidth * kRow];
+  __shared__ float product[kWidth * kRow], pairs[2 * kMostOut];
   let_next_start();
   wait_for_previous();
   const int thread = bn::flat_thread(), lane = thread % 32;
+  float next[kHalves];  // weights of the warp's next channel, on their way while others are worked on
+  const auto fetch = [&](int c) {
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      T bits{};
+      if (c < out && h * 32 + lane < taps) bits.bits = weight[c * taps + h * 32 + lane];
+      next[h] = load_as(bits);
+    }
+  };
+  fetch(thread / 32);
   products.take(kWidth * kWidth, 0, kWidth * kWidth,
                 [&](int i, float sum) { product[i / kWidth * kRow + i % kWidth] = sum; });
   __syncthreads();
   const auto sum_at = [&](int k) { return static_cast<double>(product[k * kRow + taps]); };
   for (int c = thread / 32; c < out; c += kMomentThreads / 32) {
-    float w[kHalves] = {};
-    double u[kHalves] = {}, first = 0, second = 0;
+    float w[kHalves];
+    float u[kHalves] = {};  // in FP32, as the products are: a conversion to double costs more than the product
+    double first = 0, second = 0;
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      T bits{};
-      if (h * 32 + lane < taps) bits.bits = weight[c * taps + h * 32 + lane];
-      w[h] = load_as(bits);
-    }
+    for (int h = 0; h < kHalves; ++h) w[h] = next[h];
+    fetch(c + kMomentThreads / 32);
 #pragma unroll 4
     for (int j = 0; j < taps; ++j) {
-      const double factor = __shfl_sync(0xffffffffu, j < 32 ? w[0] : w[kHalves - 1], j % 32);
+      const float factor = __shfl_sync(0xffffffffu, j < 32 ? w[0] : w[kHalves - 1], j % 32);
 #pragma unroll
-      for (int h = 0; h < kHalves; ++h)
-        u[h] += factor * static_cast<double>(product[j * kRow + (h * 32 + lane) % kWidth]);
+      for (int h = 0; h < kHalves; ++h) u[h] += factor * product[j * kRow + (h * 32 + lane) % kWidth];
     }
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
       const int k = h * 32 + lane;
       if (k >= taps) continue;
       first += static_cast<double>(w[h]) * sum_at(k);
-      second += static_cast<double>(w[h]) * u[h];
+      second += static_cast<double>(w[h]) * static_cast<double>(u[h]);
     }
     first = all_lanes_sum(first), second = all_lanes_sum(second);
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
       const int k = h * 32 + lane;
       if (k < kWidth)
-        moments[c * kWidth + k] = k < taps ? static_cast<float>(u[h] - first * statistics.share * sum_at(k)) : 0.0f;
+        moments[c * kWidth + k] =
+            k < taps ? static_cast<float>(static_cast<double>(u[h]) - first * statistics.share * sum_at(k)) : 0.0f;
     }
-    if (lane == 0) sums[c] = static_cast<float>(first), sums[out + c] = static_cast<float>(second);
+    if (lane == 0) pairs[c] = static_cast<float>(first), pairs[out + c] = static_cast<float>(second);
   }
   if (thread < kWidth) moments[out * kWidth + thread] = product[thread * kRow + taps];
   __syncthreads();
+  statistics.sums = {pairs, out, 1, nullptr};
   statistics.template write<1>(out);
 }
 
@@ -162,35 +170,47 @@ struct NormTail {
   __device__ void finish(const Geometry& g, int first, const float* total) const {
     __shared__ float slope[kChannels], offset[kChannels], pull[kChannels];
     const int thread = static_cast<int>(threadIdx.x);
-    if (const int c = first + thread; thread < kChannels && c < g.out) {
-      const float* row = total + thread * kWidth;
-      const double s = row[g.taps], inv = invstd[c];
-      double p = -static_cast<double>(mean[c]) * s;
-      for (int k = 0; k < g.taps; ++k) {
-        T w;
-        w.bits = weight[c * g.taps + k];
-        p += static_cast<double>(load_as(w)) * static_cast<double>(row[k]);
-      }
+    static_assert(kThreads == 2 * kChannels);  // two threads a channel
+    const int channel = thread / 2, c = min(first + channel, g.out - 1);
+    const float* row = total + channel * kWidth;
+    const float m = mean[c], i = invstd[c], ga = gamma[c];
+    constexpr int kEach = kChannels * kWidth / kThreads;  // of dw's elements, in rows of kWidth
+    float sum[kEach], moment[kEach];                      // on their way meanwhile
+#pragma unroll
+    for (int u = 0; u < kEach; ++u) {
+      const int at = thread + u * kThreads, to = min(first + at / kWidth, g.out - 1);
+      sum[u] = moments[g.out * kWidth + at % kWidth], moment[u] = moments[to * kWidth + at % kWidth];
+    }
+    double p = 0;
+#pragma unroll 8
+    for (int k = thread % 2; k < g.taps; k += 2) {
+      T w;
+      w.bits = weight[c * g.taps + k];
+      p += static_cast<double>(load_as(w)) * static_cast<double>(row[k]);
+    }
+    const double s = row[g.taps], inv = i;
+    p += __shfl_xor_sync(0xffffffffu, p, 1) - static_cast<double>(m) * s;
+    if (thread % 2 == 0 && first + channel < g.out) {
       if (dbeta) dbeta[c] = static_cast<float>(s);
       if (dgamma) dgamma[c] = static_cast<float>(p * inv);
-      slope[thread] = gamma[c] * invstd[c];
-      offset[thread] = static_cast<float>(s * share);
-      pull[thread] = static_cast<float>(p * inv * inv * share);
+      slope[channel] = ga * i;
+      offset[channel] = static_cast<float>(s * share);
+      pull[channel] = static_cast<float>(p * inv * inv * share);
     }
     __syncthreads();
-    const float* sums = moments + g.out * kWidth;
-    for (int i = thread; i < kChannels * kWidth; i += kThreads) {
-      const int row = i / kWidth, c = first + row, k = i % kWidth;
-      if (c >= g.out || k >= g.taps) continue;
-      const float value = total[i] - offset[row] * sums[k] - pull[row] * moments[c * kWidth + k];
-      dw[c * g.taps + k] = store_as<T>(slope[row] * value).bits;
+#pragma unroll
+    for (int u = 0; u < kEach; ++u) {
+      const int at = thread + u * kThreads, r = at / kWidth, to = first + r, k = at % kWidth;
+      if (to >= g.out || k >= g.taps) continue;
+      const float value = total[at] - offset[r] * sum[u] - pull[r] * moment[u];
+      dw[to * g.taps + k] = store_as<T>(slope[r] * value).bits;
     }
   }
 };
 }  // namespace
 
 bool fits_few_channels_norm(const Conv2dShape& s, DType dtype) {
-  return has_few_channels(s, dtype) && s.taps() * s.in < kMostTaps && s.n * s.oh * s.ow > 1;
+  return has_few_channels(s, dtype) && s.taps() * s.in < kMostTaps && s.out <= kMostOut && s.n * s.oh * s.ow > 1;
 }
 
 Tensor few_channels_norm_forward_cuda(Context& ctx, const Conv2dShape& s, const BatchNormOptions& options,
@@ -199,18 +219,18 @@ Tensor few_channels_norm_forward_cuda(Context& ctx, const Conv2dShape& s, const 
   const Geometry g = geometry_of(s);
   Tensor moments;
   dispatch(x.dtype(), g, g.taps + 1, [&]<class T, int kWidth, int kRun>() {
-    dim3 grid = grid_of(ctx.cuda(), g, kWidth <= 32 ? 4 : 2);
-    grid.y = 1;
+    const auto kernel = tap_products_kernel<T, kWidth, kRun>;
+    constexpr unsigned kCluster = 4;  // many blocks have one tile: their sums meet before they add them to the others'
+    LaunchShape launch{grid_of(ctx.cuda(), g, kWidth <= 32 ? kProductBlocks : kProductBlocks / 2), kThreads};
+    if (ctx.cuda().kernels >= 90) launch.cluster = kCluster;
+    launch.grid = dim3((launch.grid.x + launch.cluster - 1) / launch.cluster * launch.cluster);
     Tensor partial;
-    const Products products = make_products(ctx, grid, kWidth * kWidth, partial);
+    const Products products = make_products(ctx, launch, kWidth * kWidth, partial);
     moments = Tensor::empty({s.out + 1, kWidth}, DType::f32, ctx.device());
-    const Tensor sums = Tensor::empty({2, s.out}, DType::f32, ctx.device());
-    auto statistics = bn::statistics_of<T>(options, g.pixels, running, mean, invstd);
-    statistics.sums = {sums.data<float>(), s.out, 1, nullptr};
-    launch_early(ctx.cuda(), tap_products_kernel<T, kWidth, kRun>, grid, kThreads, g, bits(x), products);
+    const auto statistics = bn::statistics_of<T>(options, g.pixels, running, mean, invstd);
+    launch_early(ctx.cuda(), kernel, launch, g, bits(x), products);
     launch_early(ctx.cuda(), moments_kernel<T, kWidth>, 1, dim3(32, kMomentThreads / 32), g.taps,
-                 static_cast<int>(s.out), bits(weight), products, moments.data<float>(), sums.data<float>(),
-                 statistics);
+                 static_cast<int>(s.out), bits(weight), products, moments.data<float>(), statistics);
   });
   return moments;
 }
@@ -232,9 +252,10 @@ void few_channels_norm_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tens
                                   const Tensor& dbeta) {
   const Geometry g = geometry_of(s);
   dispatch(x.dtype(), g, g.taps + 1, [&]<class T, int kWidth, int kRun>() {
-    const dim3 grid = grid_of(ctx.cuda(), g, kBackwardBlocks);
+    const auto kernel = weight_gradient_kernel<T, kWidth, kRun, true, MaskedRows<T>, NormTail>;
+    const LaunchShape launch{grid_of(ctx.cuda(), g, kBackwardBlocks), kThreads};
     Tensor partial;
-    const Products products = make_products(ctx, grid, int64_t{grid.y} * kChannels * kWidth, partial);
+    const Products products = make_products(ctx, launch, int64_t{launch.grid.y} * kChannels * kWidth, partial);
     const NormTail tail{bits(weight),
                         moments.data<float>(),
                         mean.data<float>(),
@@ -244,8 +265,7 @@ void few_channels_norm_wgrad_cuda(Context& ctx, const Conv2dShape& s, const Tens
                         dgamma ? dgamma.data<float>() : nullptr,
                         dbeta ? dbeta.data<float>() : nullptr,
                         1 / static_cast<double>(g.pixels)};
-    launch_early(ctx.cuda(), weight_gradient_kernel<T, kWidth, kRun, true, MaskedRows<T>, NormTail>, grid, kThreads, g,
-                 bits(x), MaskedRows<T>{bits(y), bits(dy)}, products, tail);
+    launch_early(ctx.cuda(), kernel, launch, g, bits(x), MaskedRows<T>{bits(y), bits(dy)}, products, tail);
   });
 }
 
