@@ -14,16 +14,19 @@ __global__ void __launch_bounds__(kPixelThreads)
   __shared__ T values[3 * 256];
   __shared__ Augmentation a;
   __shared__ int32_t index;
+  let_next_start();
   for (int i = static_cast<int>(threadIdx.x); i < 3 * 256; i += kPixelThreads) values[i] = table[i];
   if (threadIdx.x == 0) {
     index = order[cursor[0] + blockIdx.x];
     a = augmentation(options, seed, static_cast<uint64_t>(cursor[1]), index, h, w);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {  // while the others go on
     y[blockIdx.x] = labels[index];
     __threadfence();
     // The last block to have read the cursor moves it.
     if (atomicInc(reinterpret_cast<unsigned*>(cursor + 2), gridDim.x - 1) == gridDim.x - 1) cursor[0] += stride;
   }
-  __syncthreads();
   const uint8_t* from = images + int64_t{index} * h * w * 3;
   T* to = x + int64_t{blockIdx.x} * h * w * 3;
   for (int p = static_cast<int>(threadIdx.x); p < h * w; p += kPixelThreads) {

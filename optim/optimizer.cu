@@ -32,13 +32,20 @@ __global__ void __launch_bounds__(kBlock)
         const double value = static_cast<double>(load_as(g));
         squares += value * value;
       };
-#pragma unroll 4
-      for (int64_t i = begin + int64_t{threadIdx.x} * kWide; i < tail; i += int64_t{kBlock} * kWide) {
-        const Pack<G> g = *reinterpret_cast<const Pack<G>*>(grad + i);
+      constexpr int64_t kStep = int64_t{kBlock} * kWide;
+      const auto look_at = [&]<int kCount>(int64_t i) {  // packs, whose loads all go out before the first look
+        Pack<G> g[kCount];
 #pragma unroll
-        for (int k = 0; k < kWide; ++k) look(g.v[k]);
-      }
-      for (int64_t i = tail + threadIdx.x; i < end; i += kBlock) look(grad[i]);
+        for (int u = 0; u < kCount; ++u) g[u] = *reinterpret_cast<const Pack<G>*>(grad + i + u * kStep);
+#pragma unroll
+        for (int u = 0; u < kCount; ++u)
+#pragma unroll
+          for (int k = 0; k < kWide; ++k) look(g[u].v[k]);
+      };
+      int64_t i = begin + int64_t{threadIdx.x} * kWide;
+      for (; i + 3 * kStep < tail; i += 4 * kStep) look_at.template operator()<4>(i);
+      for (; i < tail; i += kStep) look_at.template operator()<1>(i);
+      for (i = tail + threadIdx.x; i < end; i += kBlock) look(grad[i]);
     });
     if (bad) {
       record->bad_gradient = 1;

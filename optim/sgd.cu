@@ -90,8 +90,10 @@ __global__ void __launch_bounds__(kBlock)
   if (record && record->skip) return;
   const GradTransform<A> transform = grad_transform<A>(record, clip_value);
   const double lr = rate_now(rates, rate_count, applied);
+  int tensor = -1;  // that c is of
+  Coefficients<A> c{};
   for_chunks_back(table, [&](int t, int64_t begin, int64_t end) {
-    const Coefficients<A> c = coefficients<A>(o, lr, *table.step[t] == 0);
+    if (t != tensor) c = coefficients<A>(o, lr, *table.step[t] == 0), tensor = t;
     with_floating_type(table.grad[t],
                        [&]<class G>() { update_chunk<P, G>(table, t, begin, end, c, transform, o.nesterov); });
   });
