@@ -2,7 +2,7 @@
 """The article's benchmark: VGG16 on CIFAR-10, methods x batch sizes x repeats, beside PyTorch if wanted.
 
     bench/run_benchmark --data DIR [--methods fp32 tf32 fp16 amp bf16] [--batches 128 256 512 1024 2048] [--repeats 5]
-        [--iterations 100] [--frameworks halftone pytorch ...] [--together] [--out DIR] [--gpu-name NAME]
+        [--iterations 100] [--frameworks halftone pytorch ...] [--together] [--gpus 0 1] [--out DIR] [--gpu-name NAME]
 
 Frameworks: halftone, halftone-eager, pytorch (eager), pytorch-graph, pytorch-compile. Each repeat is a process of its own,
 and frameworks take turns repeat by repeat. Results go to OUT/NAME.json after each repeat; the same command goes on where an
@@ -14,6 +14,7 @@ import argparse
 import concurrent.futures
 import hashlib
 import json
+import os
 import pathlib
 import re
 import statistics
@@ -48,6 +49,8 @@ def arguments():
     parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build"), help="CMake's build folder")
     parser.add_argument("--jobs", type=int, default=1,
                         help="repeats at a time: for accuracy alone, since their times then say nothing")
+    parser.add_argument("--gpus", nargs="+", type=int, default=[], metavar="N",
+                        help="GPUs of one kind, by number, that work at the same time; each batch size stays on one of them")
     parser.add_argument("--together", action="store_true",
                         help="PyTorch's repeats of a method and batch size in one process, which searches once")
     parser.add_argument("--init", choices=["uniform", "kaiming"], default="uniform",
@@ -60,6 +63,10 @@ def arguments():
     args = parser.parse_args()
     if min(args.repeats, args.iterations, args.jobs, *args.batches) < 1:
         parser.error("--batches, --repeats, --iterations and --jobs are at least 1")
+    if args.gpus and args.device:
+        parser.error("--gpus and --device both say where to run; give one of them")
+    if len(set(args.gpus)) < len(args.gpus):
+        parser.error(f"--gpus {' '.join(map(str, args.gpus))} names a GPU twice")
     if any(f.startswith("pytorch") for f in args.frameworks):
         if not args.data:
             parser.error("PyTorch reads the same files as Halftone: give --data DIR (scripts/download_cifar10.sh)")
@@ -78,11 +85,13 @@ def output_of(command):
     return lines[0] if done.returncode == 0 and lines else "unknown"
 
 
-def measure(command, timeout, count=1):
+def measure(command, timeout, count=1, gpu=None):
     """What a process measured, its last `count` lines; in place of those that are missing, why there is nothing."""
     begin, lines, error = time.monotonic(), [], "no output"
+    environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=timeout)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=timeout,
+                              env=environment)
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")][-count:]
         if done.returncode != 0:
             words = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
@@ -129,7 +138,8 @@ def data_of(args):
 def start_document(args):
     """The machine, asked now; its file's earlier repeats, when they were measured in the same way."""
     print("Asking the device; timing products of matrices ...", flush=True)
-    facts = measure([str(args.program), "hardware", *args.device_flag, "--gemm", str(args.gemm)], args.timeout)[0]
+    facts = measure([str(args.program), "hardware", *args.device_flag, "--gemm", str(args.gemm)], args.timeout,
+                    gpu=next(iter(args.gpus), None))[0]
     if facts["status"] == "failed":
         sys.exit(f"{args.program}: {facts['error']}")
     cpu = re.search(r"model name\s*:\s*(.*)", pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8"))
@@ -141,6 +151,8 @@ def start_document(args):
     settings = {"protocol": "SGD lr 0.01 momentum 0.9, inputs (x-0.5)/0.5, in order, last batch dropped, seed 7",
                 "iterations": args.iterations, "applied": args.applied, "init": args.init, "jobs": args.jobs,
                 "width": args.width, "data": data_of(args)}
+    if args.gpus and "gpu" not in facts:
+        sys.exit(f"--gpus: the program found no GPU {args.gpus[0]}; it runs on {facts.get('device', 'the CPU')}")
     name = args.gpu_name or re.sub(r"[^\w.-]+", "-", hardware.get("gpu", "CPU"))
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{name}.json"
@@ -174,13 +186,23 @@ def processes(args, keys):
     return list(groups.values())
 
 
+def gpu_of(args):
+    """The GPU of each batch size, None where there is no choice: the largest first, each to the one with the least to do."""
+    load, places = dict.fromkeys(args.gpus, 0), dict.fromkeys(args.batches)
+    for batch in sorted(places, reverse=True) if load else ():
+        places[batch] = min(load, key=load.get)
+        load[places[batch]] += batch
+    return places
+
+
 def find_plans(args, document, keys):
     """On a GPU the first run ever of a method and batch size searches for plans, which later ones find in a file. So it is
     done here, and told apart: what a first run of 5 iterations takes."""
     if "gpu" not in document["hardware"]:
         return
     for method, batch in dict.fromkeys((m, b) for f, m, b, _ in keys if f.startswith("halftone")):
-        result = measure(command_of(args, "halftone", method, batch, 0, iterations=5), args.timeout)[0]
+        result = measure(command_of(args, "halftone", method, batch, 0, iterations=5), args.timeout,
+                         gpu=args.places[batch])[0]
         if seconds := result.get("train_s"):
             document.setdefault("first_run_s", {}).setdefault(f"{method} {batch}", seconds)
         told = f"{seconds:.2f} s" if seconds else result["error"]
@@ -198,6 +220,8 @@ def keep(args, document, path, key, result, commit):
     """A repeat's place in the document, and the document on disk. False: the repeat failed."""
     framework, method, batch, number = key
     result.update(framework=framework, method=method, batch=batch, number=number, commit=commit)
+    if args.gpus:
+        result["gpu_number"] = args.places[batch]
     if result["status"] == "ok":
         benchmark_results.derive(result, args.iterations, args.width, document["gemm_tflops"])
     document["repeats"] = [r for r in document["repeats"]
@@ -226,21 +250,26 @@ def main():
     keys, seconds, failed = todo(args, document), {}, 0
     if skipped := len(args.methods) * len(args.batches) * args.repeats * len(args.frameworks) - len(keys):
         print(f"{skipped} repeats are in {path} already", flush=True)
+    args.places = gpu_of(args)
     find_plans(args, document, keys)
     groups, count = processes(args, keys), 0
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        running = [pool.submit(measure, command_of(args, *group[0][:3], *(key[3] for key in group)),
-                               args.timeout * len(group), len(group)) for group in groups]
-        try:
-            for i, (group, run) in enumerate(zip(groups, running)):
-                for key, result in zip(group, run.result()):
-                    count += 1
-                    failed += not keep(args, document, path, key, result, commit)
-                    seconds.setdefault(key[0], []).append(result["process_s"] / args.jobs)
-                    print(f"[{count}/{len(keys)}] {told(key, result)}", end="", flush=True)
-                    print("" if key != group[-1] or i + 1 == len(groups)
-                          else f"; {eta(seconds, [k for g in groups[i + 1:] for k in g])} to go", flush=True)
-        finally:
+    pools = {gpu: concurrent.futures.ThreadPoolExecutor(args.jobs) for gpu in args.gpus or [None]}
+    running = {}
+    for group in groups:
+        gpu = args.places[group[0][2]]
+        running[pools[gpu].submit(measure, command_of(args, *group[0][:3], *(key[3] for key in group)),
+                                  args.timeout * len(group), len(group), gpu)] = group
+    try:
+        for run in concurrent.futures.as_completed(running):
+            for key, result in zip(running.pop(run), run.result()):
+                count += 1
+                failed += not keep(args, document, path, key, result, commit)
+                seconds.setdefault(key[0], []).append(result["process_s"] / args.jobs / len(pools))
+                rest = [k for group in running.values() for k in group]
+                print(f"[{count}/{len(keys)}] {told(key, result)}"
+                      + (f"; {eta(seconds, rest)} to go" if rest and count + len(rest) == len(keys) else ""), flush=True)
+    finally:
+        for pool in pools.values():
             pool.shutdown(cancel_futures=True)
     print()
     print(benchmark_tables.report({document["gpu_name"]: benchmark_results.summarize(document)}))

@@ -146,10 +146,10 @@ class Plots(unittest.TestCase):
 
 
 FAKE = """#!/usr/bin/env python3
-import json, pathlib, sys
-log = pathlib.Path(__file__).with_name("log")
-calls = log.read_text().splitlines() if log.exists() else []
-log.write_text("\\n".join([*calls, " ".join(sys.argv[1:])]))
+import json, os, pathlib, sys
+gpu = ["gpu " + os.environ["CUDA_VISIBLE_DEVICES"]] if "CUDA_VISIBLE_DEVICES" in os.environ else []
+with pathlib.Path(__file__).with_name("log").open("a") as log:
+    log.write(" ".join(gpu + sys.argv[1:]) + "\\n")
 if "hardware" in sys.argv:
     print(json.dumps({"device": "cuda:0", "gpu": "Fake GPU", "gemm_n": 8192, "gemm_tflops": {"amp": 700.0}}))
 else:
@@ -218,6 +218,19 @@ class Order(unittest.TestCase):
         theirs = {r["number"]: r["status"] for r in document["repeats"] if r["framework"] == "pytorch-graph"}
         self.assertEqual(theirs, {0: "ok", 1: "failed", 2: "failed"})  # what was measured before the end counts
         self.assertEqual(self.run_it("--together", "--repeats", "3")[2][-1].split("--number ")[1].split(" --")[0], "1 2")
+
+    def test_two_gpus(self):
+        with contextlib.redirect_stderr(io.StringIO()) as told, self.assertRaises(SystemExit):
+            self.run_it("--gpus", "1", "1")
+        self.assertIn("--gpus 1 1 names a GPU twice", told.getvalue())
+        code, out, calls = self.run_it("--gpus", "3", "5", "--batches", "128", "256", "512", "--repeats", "1", "--frameworks",
+                                       "halftone")
+        self.assertEqual(code, 0, out)
+        self.assertTrue(calls[0].startswith("gpu 3 hardware"))
+        where = {(call.split(" --batch ")[1].split()[0], call.split()[1]) for call in calls[1:]}
+        self.assertEqual(where, {("512", "3"), ("256", "5"), ("128", "5")})  # plans and repeats
+        repeats = benchmark_results.load(self.folder / "small.json")["repeats"]
+        self.assertEqual({r["batch"]: r["gpu_number"] for r in repeats}, {512: 3, 256: 5, 128: 5})
 
     def test_what_it_refuses(self):
         self.run_it()
