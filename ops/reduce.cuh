@@ -3,6 +3,8 @@
 // never on timing.
 #pragma once
 
+#include <cooperative_groups.h>
+
 #include "core/cuda_kernels.cuh"
 #include "ops/reduce.h"
 
@@ -91,6 +93,34 @@ __global__ void __launch_bounds__(kBlock) rows_kernel(ReducePlan p, Load load, M
   partials.finish();
 }
 
+// One output of `n` contiguous elements, where one cluster of blocks is as fast as the whole device: its warps' sums
+// meet in the first block.
+constexpr unsigned kCluster = 8;
+constexpr int kClusterBlock = 512;
+template <class Load, class Map, class Put>
+__global__ void __launch_bounds__(kClusterBlock) cluster_kernel(int n, Load load, Map map, Put put) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  constexpr int kWarps = kClusterBlock / kWarp, kStep = static_cast<int>(kCluster) * kClusterBlock;
+  __shared__ double sums[kCluster * kWarps];
+  const int thread = static_cast<int>(threadIdx.x), block = static_cast<int>(blockIdx.x);
+  auto cluster = cooperative_groups::this_cluster();
+  let_next_start();
+  wait_for_previous();
+  LaneSum<decltype(map(load(0), 0))> sum;
+#pragma unroll 8
+  for (int i = block * kClusterBlock + thread; i < n; i += kStep) sum.add(map(load(i), 0));
+  double total = warp_sum(sum.value());
+  cluster.sync();  // the first block is there
+  if (thread % kWarp == 0) cluster.map_shared_rank(sums, 0)[block * kWarps + thread / kWarp] = total;
+  cluster.sync();
+  if (block != 0 || thread >= kWarp) return;
+  total = 0;
+  for (int i = thread; i < static_cast<int>(kCluster) * kWarps; i += kWarp) total += sums[i];
+  total = warp_sum(total);
+  if (thread == 0) put(0, total);
+#endif
+}
+
 // A thread sums part blockIdx.y of one output; neighbours read neighbouring columns.
 template <class Load, class Map, class Put>
 __global__ void __launch_bounds__(kBlock) columns_kernel(ReducePlan p, Load load, Map map, Partials<Put> partials) {
@@ -148,6 +178,11 @@ void reduce_on_cuda(Context& ctx, const ReducePlan& p, Load load, Map map, Put p
   if (p.outputs == 0) return;
   constexpr int64_t kFewParts = 1 << 12;  // partial sums that the last block adds as soon as a kernel of its own would
   CudaContext& cuda = ctx.cuda();
+  constexpr int64_t kClusterLeast = 1 << 11, kClusterMost = 1 << 16;
+  if (cuda.kernels >= 90 && p.inner_reduced && p.outputs == 1 && p.reduced.rank == 0 && p.count >= kClusterLeast &&
+      p.count <= kClusterMost)
+    return launch_early(cuda, cluster_kernel<Load, Map, Put>, LaunchShape{kCluster, kClusterBlock, kCluster},
+                        static_cast<int>(p.count), load, map, put);
   const int64_t width = p.inner_reduced ? p.outputs : (p.outputs + kWarp - 1) / kWarp;  // warps or blocks without parts
   const int64_t wanted = int64_t{cuda.sm_count} * (p.inner_reduced ? 32 : 4);
   const int64_t units = p.inner_reduced ? p.count / 256 : p.reduced.count / 128;

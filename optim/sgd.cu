@@ -87,10 +87,10 @@ __global__ void __launch_bounds__(kBlock)
   using A = acc_t<P>;
   let_next_start();
   wait_for_previous();
-  if (record && record->skip) return;
   const GradTransform<A> transform = grad_transform<A>(record, clip_value);
   const double lr = rate_now(rates, rate_count, applied);
-  int tensor = -1;  // that c is of
+  if (record && record->skip) return;  // after the loads, so that they are on their way together
+  int tensor = -1;                     // that c is of
   Coefficients<A> c{};
   for_chunks_back(table, [&](int t, int64_t begin, int64_t end) {
     if (t != tensor) c = coefficients<A>(o, lr, *table.step[t] == 0), tensor = t;
