@@ -95,18 +95,30 @@ void Amp::unscale() {
   impl_->scaler->unscale(0, impl_->params, {});
 }
 
-Status Amp::status(int id, int optimizer) const {
+std::vector<Tensor> Amp::status_sources(int id, int optimizer) const {
   if (!enabled()) return {};
   check_id(id);
   check(optimizer >= 0 && optimizer < static_cast<int>(impl_->controls.size()), "amp: there is no optimizer ",
         optimizer, "; there are ", impl_->controls.size());
   const StepControl& control = *impl_->controls[static_cast<size_t>(optimizer)];
-  control.check_skips();
-  const ScalerState s = impl_->scaler->read(id);
-  const auto record = optim::read_struct<StepRecord>(control.record);
-  return {s.scale,          s.growth_tracker,         static_cast<int64_t>(control.applied.item()),
+  return {impl_->scaler->states(), control.record, control.applied};
+}
+
+Status Amp::status_of(std::span<const Tensor> copies, int id, int optimizer) const {
+  if (!enabled()) return {};
+  const StepControl& control = *impl_->controls[static_cast<size_t>(optimizer)];
+  const auto s = optim::read_struct<ScalerState>(copies[0], id);
+  const auto record = optim::read_struct<StepRecord>(copies[1]);
+  control.check_skips(record);
+  return {s.scale,          s.growth_tracker,         static_cast<int64_t>(copies[2].item()),
           record.skips,     record.consecutive_skips, record.skips > 0 ? control.cause(record) : "",
           record.last_scale};
+}
+
+Status Amp::status(int id, int optimizer) const {
+  std::vector<Tensor> copies = status_sources(id, optimizer);
+  for (Tensor& t : copies) t = t.to(Device::cpu());
+  return status_of(copies, id, optimizer);
 }
 
 StateDict Amp::state_dict() const {

@@ -52,6 +52,10 @@ class Amp {
   // Of a loss and of an optimizer. Throws Error, which names the cause, after max_consecutive_skips skips in a row.
   Status status(int id = 0, int optimizer = 0) const;
   double scale(int id = 0) const { return status(id).scale; }
+  // What status() reads, as the device keeps it, and a status from copies of that on the CPU: to read without a wait.
+  // Empty where amp is not enabled.
+  std::vector<Tensor> status_sources(int id = 0, int optimizer = 0) const;
+  Status status_of(std::span<const Tensor> copies, int id = 0, int optimizer = 0) const;
 
   // "loss_scaler.<id>.scale", "loss_scaler.<id>.growth_tracker", "optimizer.<i>.skipped_steps",
   // "optimizer.<i>.consecutive_skips". Weights and masters are the model's, the rest the optimizer's. Loading checks

@@ -183,7 +183,10 @@ void Reporter::count_step() {
   }
   const bool last = steps_ == facts_.total_steps || steps_ == (epochs_ + 1) * facts_.steps_per_epoch;
   const bool full = steps_ - steps_read_ == StepLog::kSlots;
-  if (!options_.device.is_cuda() || last || full || steps_ % options_.print_freq == 0) read_steps();
+  if (!options_.device.is_cuda() || last || full)
+    read_steps();
+  else if (steps_ % options_.print_freq == 0)
+    read_late();
   if (!options_.quiet) show_progress();
 }
 
@@ -195,9 +198,13 @@ void Reporter::print_plans() {
 
 // The loss scale and counters; tells of steps that were skipped since the last look. Throws Error after too many.
 void Reporter::read_status() {
-  if (!amp_) return;
-  const int64_t before = status_.skipped_steps;
-  status_ = amp_->status();
+  if (amp_) take_status(amp_->status());
+}
+
+void Reporter::take_status(amp::Status status) {
+  const auto steps = [](const amp::Status& s) { return s.applied_steps + s.skipped_steps; };
+  if (steps(status) < steps(status_)) return;  // asked for before the last look
+  const int64_t before = std::exchange(status_, std::move(status)).skipped_steps;
   if (status_.skipped_steps == before) return;
   print(str("up to step ", steps_, ": ", status_.skipped_steps - before, " skipped, the last because ",
             status_.last_skip));
@@ -235,6 +242,27 @@ void Reporter::read_steps() {
   if (steps_read_ == steps_) return;
   const std::vector<StepEntry> entries = step_log_.read();
   read_status();
+  take_steps(entries);
+}
+
+// What was asked for --print-freq steps ago, so that the device has more to do meanwhile; and asks for what is now.
+void Reporter::read_late() {
+  if (!late_) {
+    std::vector<Tensor> sources{step_log_.memory()};
+    if (amp_)
+      for (const Tensor& t : amp_->status_sources()) sources.push_back(t);
+    late_ = make_host_copy(std::move(sources));
+  }
+  if (late_->requested()) {
+    const std::vector<Tensor> copies = late_->take();
+    const std::vector<StepEntry> entries = step_log_.read(copies[0]);
+    if (amp_) take_status(amp_->status_of(std::span(copies).subspan(1)));
+    take_steps(entries);
+  }
+  late_->request();
+}
+
+void Reporter::take_steps(std::span<const StepEntry> entries) {
   for (const auto& [loss, lr, correct, images] : entries) {
     ++steps_read_;
     lr_ = lr;

@@ -5,12 +5,14 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "amp/report.h"
 #include "core/captured_step.h"
+#include "core/host_copy.h"
 #include "models/options.h"
 #include "models/step_log.h"
 #include "optim/optimizer.h"
@@ -67,7 +69,10 @@ class Reporter {
   struct Log;
   void count_step();
   void read_steps();
+  void read_late();
+  void take_steps(std::span<const StepEntry> entries);
   void read_status();
+  void take_status(amp::Status status);
   void show_progress();
   void print_plans();
   void print(const std::string& line);
@@ -81,6 +86,7 @@ class Reporter {
   bool bar_drawn_ = false;
 
   StepLog step_log_;
+  std::unique_ptr<HostCopy> late_;  // on CUDA: the log and amp's state, looked at while later steps run
   int64_t steps_ = 0, steps_read_ = 0, epochs_ = 0, epochs_total_ = 0;
   double lr_ = 0, images_per_second_ = 0;
   amp::Status status_;

@@ -35,8 +35,10 @@ void StepLog::record(const Tensor& loss, const Tensor& logits, const Tensor& lab
                                        logits.dim(0)};
 }
 
-std::vector<StepEntry> StepLog::read() {
-  const auto ring = optim::read_struct<StepRing>(ring_);
+std::vector<StepEntry> StepLog::read() { return read(ring_.to(Device::cpu())); }
+
+std::vector<StepEntry> StepLog::read(const Tensor& copy) {
+  const auto ring = optim::read_struct<StepRing>(copy);
   check(ring.count - read_ <= kSlots, "step log: ", ring.count - read_, " steps were recorded since the last read, it ",
         "keeps ", kSlots, "; read it more often");
   std::vector<StepEntry> entries;

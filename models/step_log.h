@@ -27,6 +27,9 @@ class StepLog {
   // The entries since the last read, the oldest first. Waits for the device. Throws Error when there were more than
   // kSlots, of which the first are lost.
   std::vector<StepEntry> read();
+  // The same from a copy on the CPU of where they are kept, for those who do not wait; older than what was read: none.
+  const Tensor& memory() const { return ring_; }
+  std::vector<StepEntry> read(const Tensor& copy);
 
  private:
   Tensor ring_;       // StepRing as bytes

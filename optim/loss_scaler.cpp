@@ -109,8 +109,7 @@ std::string StepControl::cause(const StepRecord& r) const {
              " was not finite at loss scale ", r.last_scale);
 }
 
-void StepControl::check_skips() const {
-  const auto r = read_struct<StepRecord>(record);
+void StepControl::check_skips(const StepRecord& r) const {
   if (r.consecutive_skips < scaler->options().max_consecutive_skips) return;
   fail(optimizer, ": ", r.consecutive_skips, " steps in a row were skipped; the last because ", cause(r),
        r.last_bad_loss

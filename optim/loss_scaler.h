@@ -76,23 +76,6 @@ class BufferGuard {
   bool settled_ = true;  // no op since the last step
 };
 
-// What Amp gives an optimizer to step by, and keeps alive: an optimizer refers to it weakly.
-struct StepControl {
-  std::shared_ptr<LossScaler> scaler;
-  BufferGuard buffers;
-  int first_index = 0;         // of the optimizer's parameters in the list that ScalerState::first_bad counts
-  uint64_t stepped_round = 0;  // the round of its last step
-  // The optimizer's, set by attach: its name, the names of its parameters, StepRecord as bytes, the applied steps.
-  std::string optimizer;
-  std::vector<std::string> keys;
-  Tensor record, applied;
-
-  // Throws Error, which names the cause, when max_consecutive_skips steps in a row were skipped. Waits for the device.
-  void check_skips() const;
-  // Why the last step was skipped.
-  std::string cause(const StepRecord& record) const;
-};
-
 // A struct in the bytes of a tensor, by copy.
 template <class T>
 T read_struct(const Tensor& bytes, int64_t index = 0) {
@@ -106,6 +89,24 @@ void write_struct(const T& value, const Tensor& bytes, int64_t index = 0) {
   bytes.rows(index * int64_t{sizeof(T)}, (index + 1) * int64_t{sizeof(T)})
       .copy_(Tensor::of<uint8_t>({reinterpret_cast<const uint8_t*>(&value), sizeof(T)}, {int64_t{sizeof(T)}}));
 }
+
+// What Amp gives an optimizer to step by, and keeps alive: an optimizer refers to it weakly.
+struct StepControl {
+  std::shared_ptr<LossScaler> scaler;
+  BufferGuard buffers;
+  int first_index = 0;         // of the optimizer's parameters in the list that ScalerState::first_bad counts
+  uint64_t stepped_round = 0;  // the round of its last step
+  // The optimizer's, set by attach: its name, the names of its parameters, StepRecord as bytes, the applied steps.
+  std::string optimizer;
+  std::vector<std::string> keys;
+  Tensor record, applied;
+
+  // Throws Error, which names the cause, when max_consecutive_skips steps in a row were skipped. Waits for the device.
+  void check_skips() const { check_skips(read_struct<StepRecord>(record)); }
+  void check_skips(const StepRecord& record) const;
+  // Why the last step was skipped.
+  std::string cause(const StepRecord& record) const;
+};
 
 // True when no element is an infinity or a NaN. CPU.
 bool all_finite(const Tensor& t);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/captured_step.h"
+#include "core/host_copy.h"
 #include "models/step_log.h"
 #include "optim/sgd.h"
 #include "tests/error_of.h"
@@ -82,6 +83,30 @@ void turns(Device device) {
         "step log: 257 steps were recorded since the last read, it keeps 256; read it more often");
 }
 
+// A copy holds what was there when it was asked for, however late it is taken.
+void late(Device device) {
+  StepLog log(device);
+  const Tensor logits = kLogits.to(device), labels = kLabels.to(device);
+  const auto record = [&](int n) {
+    for (int i = 0; i < n; ++i) log.record(Tensor::full({}, i).to(device), logits, labels);
+  };
+  const std::unique_ptr<HostCopy> copy = make_host_copy({log.memory(), Tensor::full({3}, 7).to(device)});
+  CHECK(!copy->requested());
+  record(3);
+  copy->request();
+  record(2);
+  CHECK(copy->requested());
+  std::vector<Tensor> found = copy->take();
+  CHECK(!copy->requested());
+  CHECK(found[1].to_vector() == std::vector<double>(3, 7));
+  CHECK(log.read(found[0]).size() == 3);
+  CHECK(log.read().size() == 2);
+  copy->request();
+  record(1);
+  CHECK(log.read().size() == 1);
+  CHECK(log.read(copy->take()[0]).empty());  // older than what was read
+}
+
 // The rate is that of the step, before the optimizer counts it. On CUDA the last steps are replays.
 void rates(Device device) {
   const Var p(Tensor::full({4}, 1).to(device), true);
@@ -108,6 +133,7 @@ void rates(Device device) {
 HT_ON_DEVICES("step log: loss, correct rows and images, in every dtype", entries)
 HT_ON_DEVICES("step log: a large batch", large_batch)
 HT_ON_DEVICES("step log: the ring turns; entries that were lost are an error", turns)
+HT_ON_DEVICES("step log: read from a copy that was asked for earlier", late)
 HT_ON_DEVICES("step log: in a captured step, with its rate", rates)
 
 TEST_CASE("step log: what does not fit is an error") {
