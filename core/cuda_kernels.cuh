@@ -71,16 +71,6 @@ struct LaunchShape {
   dim3 grid, block;
   unsigned cluster = 1;     // blocks, along x; more than 1 needs compute capability 9.0
   size_t shared_bytes = 0;  // chosen at launch
-
-  cudaLaunchConfig_t config(cudaLaunchAttribute* attributes) const {
-    cudaLaunchConfig_t c{};
-    c.gridDim = grid, c.blockDim = block, c.dynamicSmemBytes = shared_bytes, c.attrs = attributes;
-    if (cluster > 1) {
-      attributes[c.numAttrs].id = cudaLaunchAttributeClusterDimension;
-      attributes[c.numAttrs++].val.clusterDim = {cluster, 1, 1};
-    }
-    return c;
-  }
 };
 
 // A launch whose blocks may take their places, and run up to wait_for_previous(), before the kernel ahead on the stream
@@ -88,8 +78,17 @@ struct LaunchShape {
 template <class... P, class... A>
 void launch_early(const CudaContext& cuda, void (*kernel)(P...), const LaunchShape& shape, A&&... args) {
   cudaLaunchAttribute attributes[2] = {};
-  cudaLaunchConfig_t config = shape.config(attributes);
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = cuda.stream();
+  config.attrs = attributes;
+  if (shape.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {shape.cluster, 1, 1};
+  }
   if (cuda.kernels >= 90) {  // older code has no wait_for_previous()
     cudaLaunchAttribute& early = attributes[config.numAttrs++];
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
