@@ -2,6 +2,7 @@
 
 #include "core/cuda_check.h"
 #include "core/cuda_context.h"
+#include "core/graph_memsets.h"
 
 namespace ht {
 
@@ -25,10 +26,10 @@ std::shared_ptr<CudaGraph> record_cuda_graph(CudaContext& cuda, const std::funct
     throw;
   }
   HT_CUDA_CALL(cudaStreamEndCapture(cuda.stream(), &graph));
+  const std::unique_ptr<CUgraph_st, cudaError_t (*)(cudaGraph_t)> owner(graph, cudaGraphDestroy);
+  merge_memsets(graph);
   auto recorded = std::make_shared<CudaGraph>();
-  const cudaError_t status = cudaGraphInstantiate(&recorded->exec, graph, 0);
-  cudaGraphDestroy(graph);
-  cuda_check(status, "cudaGraphInstantiate", __FILE__, __LINE__);
+  HT_CUDA_CALL(cudaGraphInstantiate(&recorded->exec, graph, 0));
   HT_CUDA_CALL(cudaGraphUpload(recorded->exec, cuda.stream()));
   return recorded;
 }
