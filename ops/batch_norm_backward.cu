@@ -81,18 +81,20 @@ __global__ void __launch_bounds__(kThreads, kSumBlocks)
   sums.finish();
 }
 
+// From the last row to the first, as the windows: what the sums' pass read last is still in the L2 cache, and what is
+// written last is what the convolution reads first.
 template <class T, int N, bool kRelu>
 __device__ __forceinline__ void input_gradient_rows(const Geometry& g, const InputGradient<T, N>& gradient, const T* x,
                                                     const T* dy, T* dx, int64_t c, int64_t blocks) {
   constexpr int kRows = 2;  // at once
   const int64_t step = blocks * blockDim.y;
   for_rows<kRows>(int64_t{blockIdx.x} * blockDim.y + threadIdx.y, step, g.rows, [&]<int kCount>(int64_t r) {
+    const int64_t at = (g.rows - 1 - r) * g.channels + c, back = -step * g.channels;
     Pack<T, N> v[kCount], d[kCount];
-    load_rows(x + r * g.channels + c, step * g.channels, v);
-    load_rows(dy + r * g.channels + c, step * g.channels, d);
+    load_rows(x + at, back, v);
+    load_rows(dy + at, back, d);
 #pragma unroll
-    for (int u = 0; u < kCount; ++u)
-      set_pack(dx + (r + u * step) * g.channels + c, gradient.template of<kRelu>(v[u], d[u]));
+    for (int u = 0; u < kCount; ++u) set_pack(dx + at + u * back, gradient.template of<kRelu>(v[u], d[u]));
   });
 }
 
@@ -102,7 +104,7 @@ __device__ __forceinline__ void input_gradient_windows(const Geometry& g, const 
   for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += blocks * blockDim.y) {
     Window<T, N> w;
     Pack<T, N> from{};
-    w.load(g, x, r, c);
+    w.load(g, x, g.rows - 1 - r, c);
     if (w.whole) from = pack_at<T, N>(dy + w.out);
     gradient.of(w, from);
 #pragma unroll

@@ -31,17 +31,19 @@ __global__ void __launch_bounds__(kMostThreads, kMomentBlocks)
   sums.finish();
 }
 
+// From the last row to the first, as the windows: what the convolution wrote last is still in the L2 cache, and what is
+// written last is what the next one reads first.
 template <class T, int N, bool kRelu>
 __device__ __forceinline__ void normalise_rows(const Geometry& g, const Channels<T, N>& channels, const T* x, T* y,
                                                int64_t c, int64_t blocks) {
   constexpr int kRows = 4;  // at once
   const int64_t step = blocks * blockDim.y;
   for_rows<kRows>(int64_t{blockIdx.x} * blockDim.y + threadIdx.y, step, g.rows, [&]<int kCount>(int64_t r) {
+    const int64_t at = (g.rows - 1 - r) * g.channels + c, back = -step * g.channels;
     Pack<T, N> v[kCount];
-    load_rows(x + r * g.channels + c, step * g.channels, v);
+    load_rows(x + at, back, v);
 #pragma unroll
-    for (int u = 0; u < kCount; ++u)
-      set_pack(y + (r + u * step) * g.channels + c, channels.template normalised<kRelu>(v[u]));
+    for (int u = 0; u < kCount; ++u) set_pack(y + at + u * back, channels.template normalised<kRelu>(v[u]));
   });
 }
 
@@ -50,7 +52,7 @@ __device__ __forceinline__ void normalise_windows(const Geometry& g, const Chann
                                                   int64_t c, int64_t blocks) {
   for (int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; r < g.rows; r += blocks * blockDim.y) {
     Window<T, N> w;
-    w.load(g, x, r, c);
+    w.load(g, x, g.rows - 1 - r, c);
     if (w.whole) set_pack(y + w.out, w.pooled(channels));
   }
 }
