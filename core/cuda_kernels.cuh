@@ -117,15 +117,18 @@ __device__ __forceinline__ void wait_for_previous() {
 }
 
 // Whether this block is the last of its grid to come here; it then sees what the others wrote before. Called once, by
-// whole blocks; `ticket` counts them and is 0 before and after.
+// whole blocks; `ticket` counts them and is 0 before and after. One thread's fences order what the barriers order with
+// it: a fence of every thread would wait for all of their loads, too.
 __device__ __forceinline__ bool is_last_block(unsigned* ticket) {
   __shared__ bool last;
-  __threadfence();
   __syncthreads();
-  const unsigned blocks = gridDim.x * gridDim.y;
-  if (threadIdx.x == 0 && threadIdx.y == 0) last = atomicInc(ticket, blocks - 1) == blocks - 1;
+  if (threadIdx.x == 0 && threadIdx.y == 0) {
+    const unsigned blocks = gridDim.x * gridDim.y;
+    __threadfence();
+    last = atomicInc(ticket, blocks - 1) == blocks - 1;
+    __threadfence();
+  }
   __syncthreads();
-  if (last) __threadfence();
   return last;
 }
 

@@ -82,9 +82,10 @@ struct PairSums {
   // waits for the count: the last block to have read makes the sums zeros again.
   __device__ void arrive(unsigned& arrival) const {
     if (!at || parts) return;
-    __threadfence();
     __syncthreads();
-    if (flat_thread() == 0) arrival = atomicInc(ticket, gridDim.x * gridDim.y - 1);
+    if (flat_thread() > 0) return;
+    __threadfence();  // of this thread only, as in is_last_block
+    arrival = atomicInc(ticket, gridDim.x * gridDim.y - 1);
   }
   __device__ void leave(const unsigned& arrival) const {
     if (!at || parts) return;
