@@ -16,15 +16,16 @@ void dispatch_with_labels(DType dtype, std::string_view who, const Tensor& label
   });
 }
 
-template <class T, class L>
+template <class T, class L, class Sum>
 __global__ void __launch_bounds__(kBlock)
     cross_entropy_rows_kernel(const T* logits, const L* labels, int64_t n, int64_t classes, double smoothing,
-                              acc_t<T>* stats, acc_t<T>* row_loss) {
+                              acc_t<T>* stats, Sum sum_of_losses) {
   let_next_start();
   wait_for_previous();
   using A = acc_t<T>;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const A e = static_cast<A>(smoothing);
+  double losses = 0;
   HT_GRID_STRIDE(t, n * kLanes) {
     const int64_t i = t / kLanes, label = static_cast<int64_t>(labels[i]);
     const T* row = logits + i * classes;
@@ -40,8 +41,10 @@ __global__ void __launch_bounds__(kBlock)
     const bool valid = label >= 0 && label < classes;
     stats[2 * i] = s.max;
     stats[2 * i + 1] = log_sum;
-    row_loss[i] = valid ? (A(1) - e) * (log_sum - (load_as(row[label]) - s.max)) + even : static_cast<A>(NAN);
+    losses += static_cast<double>(valid ? (A(1) - e) * (log_sum - (load_as(row[label]) - s.max)) + even
+                                        : static_cast<A>(NAN));
   }
+  sum_of_losses.add_block(losses);
 }
 
 template <class T, class L>
@@ -62,15 +65,17 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+// What the summing engine adds: the loss of row i.
 template <class T, class L>
-__global__ void nll_rows_kernel(const T* x, const L* labels, int64_t n, int64_t classes, acc_t<T>* row_loss) {
-  let_next_start();
-  wait_for_previous();
-  HT_GRID_STRIDE(i, n) {
+struct NllOf {
+  const T* x;
+  const L* labels;
+  int64_t classes;
+  __device__ acc_t<T> operator()(int64_t i) const {
     const int64_t label = labels[i];
-    row_loss[i] = label >= 0 && label < classes ? -load_as(x[i * classes + label]) : static_cast<acc_t<T>>(NAN);
+    return label >= 0 && label < classes ? -load_as(x[i * classes + label]) : static_cast<acc_t<T>>(NAN);
   }
-}
+};
 
 template <class T, class L>
 __global__ void nll_gradient_kernel(const L* labels, int64_t n, int64_t classes, double weight, const T* dy, T* dx) {
@@ -87,14 +92,12 @@ void cross_entropy_forward_cuda(Context& ctx, const CrossEntropyOptions& options
                                 const Tensor& labels, const Tensor& stats, const Tensor& loss) {
   const int64_t n = logits.dim(0);
   dispatch_with_labels(logits.dtype(), "cross_entropy", labels, [&]<class T, class L>() {
-    using A = acc_t<T>;
-    const Tensor row_loss = Tensor::empty({n}, dtype_of<A>(), ctx.device());
-    if (n > 0) {
-      launch_early(ctx.cuda(), cross_entropy_rows_kernel<T, L>, grid_for(ctx.cuda(), n * kLanes), kBlock,
-                   logits.data<T>(), labels.data<L>(), n, logits.dim(1), options.label_smoothing, stats.data<A>(),
-                   row_loss.data<A>());
-    }
-    weighted_sum_on_cuda<T>(ctx, Elements<A>{row_loss.data<A>()}, n, reduction_weight(options.reduction, n), loss);
+    const unsigned blocks = grid_for(ctx.cuda(), n * kLanes);
+    Tensor partial;
+    const auto sum = weighted_sum_of_blocks<T>(ctx, blocks, reduction_weight(options.reduction, n), loss, partial);
+    launch_early(ctx.cuda(), cross_entropy_rows_kernel<T, L, std::decay_t<decltype(sum)>>, blocks, kBlock,
+                 logits.data<T>(), labels.data<L>(), n, logits.dim(1), options.label_smoothing, stats.data<acc_t<T>>(),
+                 sum);
   });
 }
 
@@ -113,13 +116,8 @@ void nll_loss_forward_cuda(Context& ctx, Reduction reduction, const Tensor& x, c
                            const Tensor& loss) {
   const int64_t n = x.dim(0);
   dispatch_with_labels(x.dtype(), "nll_loss", labels, [&]<class T, class L>() {
-    using A = acc_t<T>;
-    const Tensor row_loss = Tensor::empty({n}, dtype_of<A>(), ctx.device());
-    if (n > 0) {
-      launch_early(ctx.cuda(), nll_rows_kernel<T, L>, grid_for(ctx.cuda(), n), kBlock, x.data<T>(), labels.data<L>(), n,
-                   x.dim(1), row_loss.data<A>());
-    }
-    weighted_sum_on_cuda<T>(ctx, Elements<A>{row_loss.data<A>()}, n, reduction_weight(reduction, n), loss);
+    weighted_sum_on_cuda<T>(ctx, NllOf<T, L>{x.data<T>(), labels.data<L>(), x.dim(1)}, n,
+                            reduction_weight(reduction, n), loss);
   });
 }
 

@@ -55,6 +55,18 @@ struct Partials {
   __device__ void add(int64_t out, int64_t part, double sum) const {
     parts == 1 ? put(out, sum) : void(at[part * outputs + out] = sum);
   }
+  // The only output's part of a block, a row of kBlock threads: the sum of what each has.
+  __device__ void add_block(double mine) const {
+    __shared__ double sums[kBlock / kWarp];
+    const int thread = static_cast<int>(threadIdx.x);
+    const double warp = warp_sum(mine);
+    if (thread % kWarp == 0) sums[thread / kWarp] = warp;
+    __syncthreads();
+    double total = 0;
+    for (int w = 0; thread == 0 && w < kBlock / kWarp; ++w) total += sums[w];
+    if (thread == 0) add(0, blockIdx.x, total);
+    finish();
+  }
   // Called by whole blocks after their adds. Few outputs take a warp each, more a thread each.
   __device__ void finish() const {
     if (!ticket || !is_last_block(ticket)) return;
@@ -223,6 +235,17 @@ void weighted_sum_on_cuda(Context& ctx, Load load, int64_t n, double weight, con
   plan.count = plan.inner = n;
   reduce_on_cuda(ctx, plan, load, reduce_detail::Same<acc_t<T>>{},
                  reduce_detail::StoreWeighted<T>{y.data<T>(), weight});
+}
+
+// For a kernel that makes y [] of type T = weight * a sum by itself: each of its `blocks` calls add_block() once.
+// `partial` owns the blocks' sums.
+template <class T>
+auto weighted_sum_of_blocks(Context& ctx, unsigned blocks, double weight, const Tensor& y, Tensor& partial) {
+  using Put = reduce_detail::StoreWeighted<T>;
+  if (blocks > 1) partial = Tensor::empty({blocks}, DType::f64, ctx.device());
+  void* const ticket = blocks > 1 ? ctx.cuda().zeros_of(sizeof(unsigned)) : nullptr;
+  return reduce_detail::Partials<Put>{1, blocks, blocks > 1 ? partial.data<double>() : nullptr,
+                                      static_cast<unsigned*>(ticket), Put{y.data<T>(), weight}};
 }
 
 // Calls the device functor f(i, o) once for every element i of x, o its output.
