@@ -29,12 +29,26 @@ __global__ void __launch_bounds__(kPixelThreads)
   }
   const uint8_t* from = images + int64_t{index} * h * w * 3;
   T* to = x + int64_t{blockIdx.x} * h * w * 3;
-  for (int p = static_cast<int>(threadIdx.x); p < h * w; p += kPixelThreads) {
-    int from_y, from_x;
-    const bool kept = source_pixel(a, p / w, p % w, h, w, from_y, from_x);
-    const uint8_t* pixel = from + (from_y * w + from_x) * 3;
+  constexpr int kAtOnce = 4;  // pixels, whose loads all go out before the first store
+  for (int first = static_cast<int>(threadIdx.x); first < h * w; first += kAtOnce * kPixelThreads) {
+    uint8_t pixel[kAtOnce][3];
+    bool kept[kAtOnce];
 #pragma unroll
-    for (int c = 0; c < 3; ++c) to[p * 3 + c] = kept ? values[256 * c + pixel[c]] : T(0.0f);
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int p = min(first + u * kPixelThreads, h * w - 1);
+      int from_y, from_x;
+      kept[u] = source_pixel(a, p / w, p % w, h, w, from_y, from_x);
+      const int offset = kept[u] ? (from_y * w + from_x) * 3 : 0;
+#pragma unroll
+      for (int c = 0; c < 3; ++c) pixel[u][c] = from[offset + c];
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int p = first + u * kPixelThreads;
+      if (p >= h * w) break;
+#pragma unroll
+      for (int c = 0; c < 3; ++c) to[p * 3 + c] = kept[u] ? values[256 * c + pixel[u][c]] : T(0.0f);
+    }
   }
 }
 }  // namespace

@@ -252,7 +252,8 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks)
   __syncthreads();
   const uint16_t* my_weights = weights + (lane / 16 * 8 + lane % 8) * kRow + lane / 8 % 2 * 8;
   uint16_t *mine = taps + warp * 32 * kRow, *out = results + warp * 32 * kOutRow;  // a warp works on its own 32 pixels
-  for (int64_t tile = blockIdx.x; tile * kPixels < g.pixels; tile += gridDim.x) {
+  // From the last tile to the first: the next pass begins with what is still in the L2 cache.
+  for (int64_t tile = (g.pixels - 1) / kPixels - blockIdx.x; tile >= 0; tile -= gridDim.x) {
     const int64_t first = tile * kPixels + warp * 32;
     g.template gather<kWidth, kRun>(list, x, first + lane, mine + lane * kRow);
     __syncwarp();

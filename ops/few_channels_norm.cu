@@ -43,66 +43,102 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? kProductBlocks : kPro
   products.add(total, kWidth * kWidth, 0, kWidth * kWidth);
 }
 
-constexpr int kMomentThreads = 1024, kMostOut = 1024;
+constexpr int kMomentThreads = 1024, kMomentWarps = kMomentThreads / 32, kMostOut = 1024;
 
-__device__ __forceinline__ double all_lanes_sum(double v) {
-  for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
-  return v;
+// The sums of four values over a warp: lane i gets that of value i / 8.
+__device__ __forceinline__ double four_sums(const double (&v)[4], int lane) {
+  const bool upper = lane & 16, odd = lane & 8;
+  double pair[2];
+#pragma unroll
+  for (int k = 0; k < 2; ++k)
+    pair[k] = (upper ? v[2 + k] : v[k]) + __shfl_xor_sync(0xffffffffu, upper ? v[k] : v[2 + k], 16);
+  double sum = (odd ? pair[1] : pair[0]) + __shfl_xor_sync(0xffffffffu, odd ? pair[0] : pair[1], 8);
+  for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  return sum;
 }
 
-// One block: the statistics, and `moments` [out + 1, width]: W G - mean m^T, and m. A warp takes a channel.
+// One block: the statistics, and `moments` [out + 1, width]: W G - mean m^T, and m. A warp takes two channels at once:
+// all warps read the products through one port, so that each is read for both.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kMomentThreads, 1)
     moments_kernel(int taps, int out, const uint16_t* weight, Products products, float* moments,
                    bn::Statistics<T> statistics) {
   constexpr int kRow = kWidth + 1, kHalves = (kWidth + 31) / 32;  // columns of a lane
   __shared__ float product[kWidth * kRow], pairs[2 * kMostOut];
+  __shared__ alignas(16) float weights[kMomentWarps][2][kWidth];
   let_next_start();
   wait_for_previous();
-  const int thread = bn::flat_thread(), lane = thread % 32;
-  float next[kHalves];  // weights of the warp's next channel, on their way while others are worked on
+  const int thread = bn::flat_thread(), lane = thread % 32, warp = thread / 32;
+  float(&mine)[2][kWidth] = weights[warp];
+  float next[2][kHalves];  // weights of the warp's next channels, on their way while others are worked on
   const auto fetch = [&](int c) {
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      T bits{};
-      if (c < out && h * 32 + lane < taps) bits.bits = weight[c * taps + h * 32 + lane];
-      next[h] = load_as(bits);
-    }
+    for (int which = 0; which < 2; ++which)
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        const int channel = c + which * kMomentWarps;
+        T bits{};
+        if (channel < out && h * 32 + lane < taps) bits.bits = weight[channel * taps + h * 32 + lane];
+        next[which][h] = load_as(bits);
+      }
   };
-  fetch(thread / 32);
+  fetch(warp);
   products.take(kWidth * kWidth, 0, kWidth * kWidth,
                 [&](int i, float sum) { product[i / kWidth * kRow + i % kWidth] = sum; });
   __syncthreads();
-  const auto sum_at = [&](int k) { return static_cast<double>(product[k * kRow + taps]); };
-  for (int c = thread / 32; c < out; c += kMomentThreads / 32) {
-    float w[kHalves];
-    float u[kHalves] = {};  // in FP32, as the products are: a conversion to double costs more than the product
-    double first = 0, second = 0;
+  double sums[kHalves];  // of the lane's taps
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) w[h] = next[h];
-    fetch(c + kMomentThreads / 32);
-#pragma unroll 4
-    for (int j = 0; j < taps; ++j) {
-      const float factor = __shfl_sync(0xffffffffu, j < 32 ? w[0] : w[kHalves - 1], j % 32);
+  for (int h = 0; h < kHalves; ++h) sums[h] = static_cast<double>(product[(h * 32 + lane) % kWidth * kRow + taps]);
+  for (int c = warp; c < out; c += 2 * kMomentWarps) {
+    float w[2][kHalves], u[2][kHalves] = {};  // in FP32, as the products are: a conversion costs more than the product
 #pragma unroll
-      for (int h = 0; h < kHalves; ++h) u[h] += factor * product[j * kRow + (h * 32 + lane) % kWidth];
+    for (int which = 0; which < 2; ++which)
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        w[which][h] = next[which][h];
+        if (h * 32 + lane < kWidth) mine[which][h * 32 + lane] = w[which][h];
+      }
+    __syncwarp();
+    fetch(c + 2 * kMomentWarps);
+#pragma unroll
+    for (int j = 0; j < kWidth; j += 4) {  // beyond the taps the weights are 0
+      if (j >= taps) break;
+      const Pack<float, 4> first = *reinterpret_cast<const Pack<float, 4>*>(&mine[0][j]);
+      const Pack<float, 4> second = *reinterpret_cast<const Pack<float, 4>*>(&mine[1][j]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int h = 0; h < kHalves; ++h) {
+          const float p = product[(j + i) * kRow + (h * 32 + lane) % kWidth];
+          u[0][h] += first.v[i] * p;
+          u[1][h] += second.v[i] * p;
+        }
     }
+    double total[4] = {};  // of each channel: W m and the diagonal of W G W^T
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      const int k = h * 32 + lane;
-      if (k >= taps) continue;
-      first += static_cast<double>(w[h]) * sum_at(k);
-      second += static_cast<double>(w[h]) * static_cast<double>(u[h]);
-    }
-    first = all_lanes_sum(first), second = all_lanes_sum(second);
+    for (int which = 0; which < 2; ++which)
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      const int k = h * 32 + lane;
-      if (k < kWidth)
-        moments[c * kWidth + k] =
-            k < taps ? static_cast<float>(static_cast<double>(u[h]) - first * statistics.share * sum_at(k)) : 0.0f;
+      for (int h = 0; h < kHalves; ++h) {
+        if (h * 32 + lane >= taps) continue;
+        total[2 * which] += static_cast<double>(w[which][h]) * sums[h];
+        total[2 * which + 1] += static_cast<double>(w[which][h]) * static_cast<double>(u[which][h]);
+      }
+    const double sum = four_sums(total, lane);
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      const int channel = c + which * kMomentWarps;
+      const double mean = __shfl_sync(0xffffffffu, sum, which * 16) * statistics.share;
+      if (channel >= out) continue;
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        const int k = h * 32 + lane;
+        if (k < kWidth)
+          moments[channel * kWidth + k] =
+              k < taps ? static_cast<float>(static_cast<double>(u[which][h]) - mean * sums[h]) : 0.0f;
+      }
+      if (lane / 16 == which && lane % 8 == 0) pairs[lane / 8 % 2 * out + channel] = static_cast<float>(sum);
     }
-    if (lane == 0) pairs[c] = static_cast<float>(first), pairs[out + c] = static_cast<float>(second);
+    __syncwarp();
   }
   if (thread < kWidth) moments[out * kWidth + thread] = product[thread * kRow + taps];
   __syncthreads();
