@@ -2,7 +2,7 @@
 // by CUPTI (CUDA's tracing library) in steps that run as they are on one stream, and beside them the whole step as one
 // graph on two, without a profiler. The limit of an op is the larger of its bytes over the memory's rate and its
 // products over the rate of a large matrix product, both measured here.
-//   bench_profile_step [--method amp] [--batch 512] [--steps 5] [--bare] [--linear] [--kernels]
+//   bench_profile_step [--method amp] [--batch 512] [--steps 5] [--bare] [--linear] [--kernels] [--timeline]
 #include <cuda_runtime.h>
 #include <cupti.h>
 
@@ -88,7 +88,7 @@ struct Trace {
   struct Work {
     std::string kernel;
     uint64_t start, end;  // ns
-    uint32_t correlation;
+    uint32_t correlation, stream;
   };
   std::vector<Work> works;
   std::unordered_map<uint32_t, uint64_t> ranges;  // correlation -> range + 1; the innermost came last
@@ -110,7 +110,7 @@ void CUPTIAPI take_buffer(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t v
   CUpti_Activity* record = nullptr;
   while (cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_SUCCESS) {
     const auto add = [&](const auto& r, const char* name) {
-      trace.works.push_back({name, r.start, r.end, r.correlationId});
+      trace.works.push_back({name, r.start, r.end, r.correlationId, r.streamId});
     };
     if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
       const auto* k = reinterpret_cast<const CUpti_ActivityKernel10*>(record);
@@ -129,25 +129,63 @@ void CUPTIAPI take_buffer(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t v
   std::free(buffer);
 }
 
+// What CUPTI traced since the last call, by its start.
+std::vector<Trace::Work> take_works() {
+  CUPTI(cuptiActivityFlushAll(1));
+  std::vector<Trace::Work> works = std::exchange(Trace::current().works, {});
+  std::sort(works.begin(), works.end(), [](const auto& a, const auto& b) { return a.start < b.start; });
+  return works;
+}
+
+constexpr CUpti_ActivityKind kWork[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY,
+                                        CUPTI_ACTIVITY_KIND_MEMSET};
+constexpr CUpti_ActivityKind kCalls[] = {CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_DRIVER,
+                                         CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION};
+
+void start_tracing(std::span<const CUpti_ActivityKind> kinds) {
+  CUPTI(cuptiActivityRegisterCallbacks(give_buffer, take_buffer));
+  for (const CUpti_ActivityKind kind : kinds) CUPTI(cuptiActivityEnable(kind));
+}
+
+// Two runs of the step as one graph, kernel by kernel: when it starts, how long it takes, on which stream, and how long
+// nothing had run before. Tracing holds each kernel up a little.
+template <class Step>
+void print_timeline(Step& step, ht::Context& context) {
+  start_tracing(kWork);
+  for (int i = 0; i < 2; ++i) step();
+  context.synchronize();
+  const std::vector<Trace::Work> works = take_works();
+  for (const CUpti_ActivityKind kind : kWork) CUPTI(cuptiActivityDisable(kind));
+  std::printf("%9s %8s %8s %7s  %s\n", "start us", "us", "idle us", "stream", "kernel");
+  uint64_t until = works.empty() ? 0 : works[0].start;
+  double idle = 0;
+  for (const Trace::Work& w : works) {
+    const double gap = w.start > until ? static_cast<double>(w.start - until) / 1000 : 0;
+    idle += gap;
+    std::printf("%9.2f %8.2f %8.2f %7u  %.110s\n", static_cast<double>(w.start - works[0].start) / 1000,
+                static_cast<double>(w.end - w.start) / 1000, gap, w.stream, w.kernel.c_str());
+    until = std::max(until, w.end);
+  }
+  std::printf("%.1f us with nothing running, in two steps of %zu kernels and copies\n\n", idle, works.size());
+}
+
 // Gives each range its own work; `outside` collects what no range had queued. A kernel that starts while the one before
 // it still runs (programmatic launch) waits for that one: its time counts from there.
 void settle(Recorder& recorder, Entry& outside) {
-  CUPTI(cuptiActivityFlushAll(1));
-  Trace& trace = Trace::current();
-  std::sort(trace.works.begin(), trace.works.end(), [](const auto& a, const auto& b) { return a.start < b.start; });
+  const std::vector<Trace::Work> works = take_works();
+  const auto ranges = std::exchange(Trace::current().ranges, {});
   outside.us.push_back(0);
   outside.kernels.clear();
   uint64_t until = 0;
-  for (const Trace::Work& work : trace.works) {
-    const auto it = trace.ranges.find(work.correlation);
-    Entry& e = it == trace.ranges.end() ? outside : recorder.entries[it->second - 1];
+  for (const Trace::Work& work : works) {
+    const auto it = ranges.find(work.correlation);
+    Entry& e = it == ranges.end() ? outside : recorder.entries[it->second - 1];
     const uint64_t from = std::max(work.start, until);
     const double us = work.end > from ? static_cast<double>(work.end - from) / 1000 : 0;
     until = std::max(until, work.end);
     e.us.back() += us;
     e.kernels.push_back(ht::str(us, " ", work.kernel));
   }
-  trace = {};
 }
 
 double median(std::vector<double> values) {
@@ -233,13 +271,18 @@ void print_table(const std::vector<Entry>& entries, double bandwidth, double rat
     if (us > 0) std::printf("%9.1f us %5.1f%%  %s\n", us, 100 * us / sum, kind.c_str());
 }
 
+struct What {
+  int steps;
+  bool kernels, timeline;
+};
+
 // `make(eager)` makes the step.
 template <class Make>
-void profile(const std::string& method, const std::string& what, Make&& make, int steps, bool kernels) {
+void profile(const std::string& method, const std::string& title, Make&& make, const What& what) {
   ht::Context& context = ht::Context::of(ht::Device::cuda());
   bench::use_method(method);
   const double rate = gemm_rate(bench::dtype_of(method)), bandwidth = copy_rate();
-  std::printf("%s, %s, %s: %.0f TFLOP/s, %.2f TB/s\n", method.c_str(), what.c_str(), context.cuda().gpu_name.c_str(),
+  std::printf("%s, %s, %s: %.0f TFLOP/s, %.2f TB/s\n", method.c_str(), title.c_str(), context.cuda().gpu_name.c_str(),
               rate * 1e-12, bandwidth * 1e-12);
   ht::empty_cache(ht::Device::cuda());
   double graph_ms = 0;
@@ -248,20 +291,18 @@ void profile(const std::string& method, const std::string& what, Make&& make, in
     for (int i = 0; i < 10; ++i) (*step)();
     context.synchronize();
     graph_ms = bench::window_ms(7, 20, *step, [&] { context.synchronize(); })[3];
+    if (what.timeline) print_timeline(*step, context);
   }
   context.cuda().overlap = false;
   const auto step = make(true);
   for (int i = 0; i < 5; ++i) (*step)();
   context.synchronize();
 
-  CUPTI(cuptiActivityRegisterCallbacks(give_buffer, take_buffer));
-  for (const CUpti_ActivityKind kind :
-       {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET,
-        CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_DRIVER, CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION})
-    CUPTI(cuptiActivityEnable(kind));
+  start_tracing(kWork);
+  start_tracing(kCalls);
   Recorder recorder;
   Entry outside{"outside of all ranges", "", -1, -1, 0, 0, {}, {}, {}};
-  for (int i = 0; i < steps; ++i) {
+  for (int i = 0; i < what.steps; ++i) {
     recorder.start();
     ht::RangeObserver* before = ht::set_range_observer(&recorder);
     (*step)();
@@ -271,7 +312,7 @@ void profile(const std::string& method, const std::string& what, Make&& make, in
   }
   count_work(recorder.entries);
   recorder.entries.push_back(outside);
-  print_table(recorder.entries, bandwidth, rate, kernels, graph_ms);
+  print_table(recorder.entries, bandwidth, rate, what.kernels, graph_ms);
 }
 }  // namespace
 
@@ -279,14 +320,15 @@ int main(int argc, char** argv) {
   CLI::App app("Times every op of a training step on the GPU: VGG16's or, with --linear, the smallest one");
   std::string method = "amp";
   int64_t batch = 512;
-  int steps = 5;
-  bool bare = false, kernels = false, linear = false;
+  What what{5, false, false};
+  bool bare = false, linear = false;
   app.add_option("--method", method)->check(CLI::IsMember(bench::kMethods));
   app.add_option("--batch", batch)->check(CLI::PositiveNumber);
-  app.add_option("--steps", steps)->check(CLI::PositiveNumber);
+  app.add_option("--steps", what.steps)->check(CLI::PositiveNumber);
   app.add_flag("--bare", bare, "a fixed batch, plain SGD");
   app.add_flag("--linear", linear, "bench/linear_step.h's in place of VGG16's");
-  app.add_flag("--kernels", kernels, "also each kernel's time and name");
+  app.add_flag("--kernels", what.kernels, "also each kernel's time and name");
+  app.add_flag("--timeline", what.timeline, "also each kernel of the graph, as it lies on its stream");
   CLI11_PARSE(app, argc, argv);
   if (ht::cuda_device_count() == 0) {
     std::puts("SKIPPED: no CUDA device");
@@ -297,10 +339,10 @@ int main(int argc, char** argv) {
       const auto make = [&](bool eager) {
         return std::make_unique<bench::LinearStep>(method, ht::Device::cuda(), eager);
       };
-      profile(method, "linear step", make, steps, kernels);
+      profile(method, "linear step", make, what);
     } else {
       const auto make = [&](bool eager) { return std::make_unique<bench::Vgg16Step>(method, batch, !bare, eager); };
-      profile(method, ht::str("batch ", batch, ", ", bare ? "bare" : "whole", " step"), make, steps, kernels);
+      profile(method, ht::str("batch ", batch, ", ", bare ? "bare" : "whole", " step"), make, what);
     }
     return 0;
   });
