@@ -25,7 +25,7 @@ void fill_recipe(const CLI::App& app, TrainOptions& o) {
   const auto take = [&](const char* flag, auto& field, auto value) {
     if (app.count(flag) == 0) field = value;
   };
-  take("--epochs", o.epochs, best ? 43 : 20);
+  take("--epochs", o.epochs, best ? 47 : 20);
   take("--batch-size", o.batch_size, 256);
   take("--lr", o.lr, 0.1);
   take("--head-lr", o.head_lr, 0.1);

@@ -236,7 +236,7 @@ TEST_CASE("--flip: each image mirrored at random, or every other epoch") {
 
 TEST_CASE("--recipe sets what is not given by name") {
   const TrainOptions best = parsed({"--recipe", "best"});
-  CHECK(best.epochs == 43);
+  CHECK(best.epochs == 47);
   CHECK(best.batch_size == 256);
   CHECK(best.head_lr == 0.1);
   CHECK(best.alternate_flip);
