@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -182,6 +183,9 @@ class Order(unittest.TestCase):
         self.folder = pathlib.Path(scratch.name)
         self.program = self.folder / "bin" / "bench_benchmark"
         self.program.parent.mkdir()
+        visible = os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # what the driver sets is looked at
+        if visible is not None:
+            self.addCleanup(os.environ.__setitem__, "CUDA_VISIBLE_DEVICES", visible)
         self.program.write_text(FAKE, encoding="utf-8")
         self.program.chmod(0o755)
         (self.folder / "test_batch.bin").write_bytes(b"images")
