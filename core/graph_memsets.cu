@@ -24,24 +24,28 @@ __global__ void __launch_bounds__(kBlock) zero_kernel(const __grid_constant__ Ra
   HT_GRID_STRIDE(j, bytes - words * 16) at[words * 16 + j] = 0;
 }
 
+// The nodes that get(array or null, count) tells of.
+template <class Get>
+std::vector<cudaGraphNode_t> nodes_of(Get&& get) {
+  size_t n = 0;
+  HT_CUDA_CALL(get(nullptr, &n));
+  std::vector<cudaGraphNode_t> nodes(n);
+  if (n) HT_CUDA_CALL(get(nodes.data(), &n));
+  return nodes;
+}
+
 #if CUDART_VERSION >= 13000
 #define HT_NO_EDGE_DATA nullptr,
 #else
 #define HT_NO_EDGE_DATA
 #endif
 std::vector<cudaGraphNode_t> before(cudaGraphNode_t node) {
-  size_t n = 0;
-  HT_CUDA_CALL(cudaGraphNodeGetDependencies(node, nullptr, HT_NO_EDGE_DATA & n));
-  std::vector<cudaGraphNode_t> nodes(n);
-  if (n) HT_CUDA_CALL(cudaGraphNodeGetDependencies(node, nodes.data(), HT_NO_EDGE_DATA & n));
-  return nodes;
+  return nodes_of(
+      [=](cudaGraphNode_t* to, size_t* n) { return cudaGraphNodeGetDependencies(node, to, HT_NO_EDGE_DATA n); });
 }
 std::vector<cudaGraphNode_t> after(cudaGraphNode_t node) {
-  size_t n = 0;
-  HT_CUDA_CALL(cudaGraphNodeGetDependentNodes(node, nullptr, HT_NO_EDGE_DATA & n));
-  std::vector<cudaGraphNode_t> nodes(n);
-  if (n) HT_CUDA_CALL(cudaGraphNodeGetDependentNodes(node, nodes.data(), HT_NO_EDGE_DATA & n));
-  return nodes;
+  return nodes_of(
+      [=](cudaGraphNode_t* to, size_t* n) { return cudaGraphNodeGetDependentNodes(node, to, HT_NO_EDGE_DATA n); });
 }
 void put_before(cudaGraph_t graph, cudaGraphNode_t first, cudaGraphNode_t second) {
   HT_CUDA_CALL(cudaGraphAddDependencies(graph, &first, &second, HT_NO_EDGE_DATA 1));
@@ -54,15 +58,13 @@ cudaMemsetParams small_memset(cudaGraphNode_t node) {
   HT_CUDA_CALL(cudaGraphNodeGetType(node, &type));
   cudaMemsetParams p{};
   if (type == cudaGraphNodeTypeMemset) HT_CUDA_CALL(cudaGraphMemsetNodeGetParams(node, &p));
-  return p.value == 0 && p.height == 1 && p.width * p.elementSize <= kLargest ? p : cudaMemsetParams{};
+  const bool few = p.width > 0 && p.width * p.elementSize <= kLargest;
+  return few && p.value == 0 && p.height == 1 ? p : cudaMemsetParams{};
 }
 }  // namespace
 
 void merge_memsets(cudaGraph_t graph) {
-  size_t n = 0;
-  HT_CUDA_CALL(cudaGraphGetNodes(graph, nullptr, &n));
-  std::vector<cudaGraphNode_t> nodes(n);
-  if (n) HT_CUDA_CALL(cudaGraphGetNodes(graph, nodes.data(), &n));
+  const auto nodes = nodes_of([=](cudaGraphNode_t* to, size_t* n) { return cudaGraphGetNodes(graph, to, n); });
   std::set<cudaGraphNode_t> gone;
   for (const cudaGraphNode_t node : nodes) {
     if (gone.contains(node) || !small_memset(node).dst) continue;
