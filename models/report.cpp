@@ -7,21 +7,16 @@
 #include <cmath>
 #include <csignal>
 #include <cstdarg>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <optional>
 
 #include "core/allocator.h"
 #include "core/context.h"
 #include "core/parallel.h"
-#include "models/event_file.h"
 #include "models/program.h"
+#include "models/run_log.h"
 
 namespace ht::models {
 
 namespace {
-using nlohmann::json;
-
 __attribute__((format(printf, 1, 2))) std::string format(const char* text, ...) {
   char buffer[512];
   va_list args;
@@ -53,49 +48,10 @@ std::string precision_text(const amp::Amp& amp) {
   return str(name_of(s.level), " ", s.dtype, ", loss scale ", s.dynamic_scale ? "dynamic" : format("%g", s.scale));
 }
 
-std::string amp_text(const amp::Amp* amp, const amp::Status& status) {
-  return amp ? format("  scale %g  skipped %d", status.scale, static_cast<int>(status.skipped_steps)) : "";
-}
-
-void add_amp(json& record, const amp::Amp* amp, const amp::Status& status) {
-  if (!amp) return;
-  record["loss_scale"] = status.scale;
-  record["skipped_steps"] = status.skipped_steps;
-  record["applied_steps"] = status.applied_steps;
-}
-
-// Null for a test that did not happen.
-void add_evaluations(json& record, const NamedEvaluations& evaluations) {
-  record["test_loss"] = record["test_accuracy"] = nullptr;
-  for (const auto& [name, e] : evaluations) {
-    record[name + "_loss"] = e.loss;
-    record[name + "_accuracy"] = e.accuracy;
-  }
+std::string amp_text(const amp::Status* amp) {
+  return amp ? format("  scale %g  skipped %d", amp->scale, static_cast<int>(amp->skipped_steps)) : "";
 }
 }  // namespace
-
-// One object a line, flushed at once, so that a run that is killed leaves whole lines; the numbers of steps and epochs
-// also as TensorBoard's scalars.
-struct Reporter::Log {
-  explicit Log(const TrainOptions& o) {
-    if (!o.tensorboard.empty()) events.emplace(o.tensorboard);
-    if (o.log.empty()) return;
-    file.open(o.log, o.resume.empty() ? std::ios::trunc : std::ios::app);
-    check(file.is_open(), "log: cannot write '", o.log, "'; does its folder exist, and may you write there? (--log)");
-  }
-  void write(const json& record) {
-    const std::string type = record["type"];
-    if (events && (type == "step" || type == "epoch"))
-      for (const auto& [key, value] : record.items())
-        if (value.is_number() && key != "step" && key != "epoch")
-          events->scalar(str(type, '/', key), value.get<double>(), record["step"].get<int64_t>());
-    if (!file.is_open()) return;
-    file << record.dump() << '\n' << std::flush;
-    check(file.good(), "log: a write failed; is the disk full? (--log)");
-  }
-  std::ofstream file;
-  std::optional<EventFile> events;
-};
 
 Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const optim::Optimizer& optimizer,
                    const amp::Amp* amp)
@@ -103,10 +59,10 @@ Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const opt
       facts_(facts),
       optimizer_(optimizer),
       amp_(amp && amp->enabled() ? amp : nullptr),
+      log_(std::make_unique<RunLog>(options)),
       bar_(isatty(STDOUT_FILENO) && !options.quiet),
       step_log_(options.device),
       chosen_by_(facts.validation_images > 0 ? "validation" : "test") {
-  if (!options.log.empty() || !options.tensorboard.empty()) log_ = std::make_unique<Log>(options);
   const int64_t per_epoch = std::max<int64_t>(facts.steps_per_epoch, 1);
   epochs_total_ = (facts.total_steps + per_epoch - 1) / per_epoch;
   steps_ = steps_read_ = facts.first_step;
@@ -122,45 +78,7 @@ Reporter::Reporter(const TrainOptions& options, const RunFacts& facts, const opt
             facts.validation_images > 0 ? str(", ", facts.validation_images, " validation") : "", " and ",
             facts.test_images, " test images"));
   if (options.data.empty()) print("No --data given: these are generated drawings in CIFAR-10's format, not CIFAR-10.");
-  if (!log_) return;
-  log_->write({{"type", "config"},
-               {"version", version()},
-               {"device", str(options.device)},
-               {"threads", num_threads()},
-               {"dtype", amp_ ? str(amp_->settings().dtype) : precision},
-               {"deterministic", options.deterministic},
-               {"memory", name_of(options.memory)},
-               {"tune", name_of(options.tune)},
-               {"workspace_limit_mib", options.workspace_limit_mib},
-               {"amp", amp_ ? name_of(amp_->settings().level) : "O0"},
-               {"dynamic_loss_scale", amp_ && amp_->settings().dynamic_scale},
-               {"model", facts.model},
-               {"parameters", facts.parameters},
-               {"data", facts.data},
-               {"generated", options.data.empty()},
-               {"train_images", facts.train_images},
-               {"validation_images", facts.validation_images},
-               {"test_images", facts.test_images},
-               {"total_steps", facts.total_steps},
-               {"epochs", epochs_total_},
-               {"batch_size", options.batch_size},
-               {"lr", options.lr},
-               {"momentum", options.momentum},
-               {"nesterov", options.nesterov},
-               {"weight_decay", options.weight_decay},
-               {"decay_norm", options.decay_norm},
-               {"schedule", options.schedule},
-               {"label_smoothing", options.label_smoothing},
-               {"recipe", options.recipe},
-               {"head_lr", options.head_lr},
-               {"flip", options.alternate_flip ? "alternating" : "random"},
-               {"init", name_of(options.init)},
-               {"ema", options.ema},
-               {"ema_every", options.ema_every},
-               {"augment", name_of(options.augment)},
-               {"cutout", options.cutout},
-               {"width", options.width},
-               {"seed", options.seed}});
+  log_->config(options, facts, epochs_total_, precision, amp_);
 }
 
 Reporter::~Reporter() {
@@ -181,13 +99,17 @@ void Reporter::count_step() {
     Context::of(options_.device).synchronize();
     warm_up_s_ = train_s_ + seconds_since(epoch_start_);
   }
-  const bool last = steps_ == facts_.total_steps || steps_ == (epochs_ + 1) * facts_.steps_per_epoch;
   const bool full = steps_ - steps_read_ == StepLog::kSlots;
-  if (!options_.device.is_cuda() || last || full)
+  if (!options_.device.is_cuda() || epoch_is_over() || full)
     read_steps();
   else if (steps_ % options_.print_freq == 0)
     read_late();
   if (!options_.quiet) show_progress();
+}
+
+// The newest step is the last of its epoch.
+bool Reporter::epoch_is_over() const {
+  return steps_ == facts_.total_steps || steps_ == (epochs_ + 1) * facts_.steps_per_epoch;
 }
 
 // One line a convolution or matrix product, by now all of them have run.
@@ -208,32 +130,18 @@ void Reporter::take_status(amp::Status status) {
   if (status_.skipped_steps == before) return;
   print(str("up to step ", steps_, ": ", status_.skipped_steps - before, " skipped, the last because ",
             status_.last_skip));
-  if (log_)
-    log_->write({{"type", "skip"},
-                 {"step", steps_},
-                 {"skipped_steps", status_.skipped_steps},
-                 {"cause", status_.last_skip},
-                 {"loss_scale", status_.scale}});
+  log_->skip(steps_, status_);
 }
 
 void Reporter::examine(amp::Amp& amp, const std::function<Var()>& loss) {
   if (options_.amp_report.empty() || !amp_) return;
   read_status();
   const bool skipped = status_.skipped_steps > std::exchange(examined_skips_, status_.skipped_steps);
-  const bool last = steps_ == facts_.total_steps || steps_ == (epochs_ + 1) * facts_.steps_per_epoch;
-  if (!skipped && !last) return;
+  if (!skipped && !epoch_is_over()) return;
   const amp::StepReport report = amp::examine(amp, loss, skipped ? status_.last_skip_scale : 0);
   if (skipped) print(str("step ", steps_, ": ", report.first_non_finite));
-  if (log_)
-    log_->write({{"type", "amp"},
-                 {"step", steps_},
-                 {"loss_scale", report.scale},
-                 {"headroom_bits", report.least_headroom()},
-                 {"flushed_share", report.flushed_share()},
-                 {"subnormal_share", report.subnormal_share()},
-                 {"largest_output_error", report.largest_output_error()},
-                 {"first_non_finite", report.first_non_finite}});
-  if (!last) return;
+  log_->examined(steps_, report);
+  if (!epoch_is_over()) return;
   amp::write_json(report, options_.amp_report);
   amp::write_svg(report, options_.amp_report + ".svg");
 }
@@ -263,19 +171,11 @@ void Reporter::read_late() {
 }
 
 void Reporter::take_steps(std::span<const StepEntry> entries) {
-  for (const auto& [loss, lr, correct, images] : entries) {
+  for (const StepEntry& entry : entries) {
+    const auto& [loss, lr, correct, images] = entry;
     ++steps_read_;
     lr_ = lr;
-    if (log_) {
-      json record{{"type", "step"},
-                  {"step", steps_read_},
-                  {"epoch", epochs_ + 1},
-                  {"loss", loss},
-                  {"accuracy", static_cast<double>(correct) / static_cast<double>(images)},
-                  {"lr", lr_}};
-      add_amp(record, amp_, status_);
-      log_->write(record);
-    }
+    log_->step(steps_read_, epochs_ + 1, entry, amp_status());
     if (std::isfinite(loss)) {
       loss_sum_ += loss * static_cast<double>(images);
       images_ += images;
@@ -283,7 +183,7 @@ void Reporter::take_steps(std::span<const StepEntry> entries) {
       continue;
     }
     if (amp_) continue;  // the step will be skipped, and read_status tells
-    if (log_) log_->write({{"type", "summary"}, {"status", "diverged"}, {"steps", steps_read_}});
+    log_->diverged(steps_read_);
     fail("step ", steps_read_, " (epoch ", epochs_ + 1, "): the loss is ", loss,
          "; training has diverged, try a smaller --lr (", lr_, " now)");
   }
@@ -306,7 +206,7 @@ void Reporter::show_progress() {
   line += format("%d/%d  loss %.4f  train %.2f %%  %.0f images/s  lr %.5f  ETA %s", static_cast<int>(in_epoch),
                  static_cast<int>(of_epoch), loss_sum_ / images, 100 * static_cast<double>(correct_) / images, rate,
                  lr_, clock_text(left).c_str());
-  line += amp_text(amp_, status_);
+  line += amp_text(amp_status());
   if (!bar_) return print(line);
   const size_t columns = terminal_columns();
   if (line.size() >= columns) line.resize(columns - 1);
@@ -349,15 +249,16 @@ void Reporter::epoch() {
   print(line +
         format("  %.0f images/s  lr %.5f  peak %.0f MiB  %.1f s", images_per_second_, lr_,
                static_cast<double>(peak) / (1 << 20), seconds) +
-        amp_text(amp_, status_));
-  if (log_) {
-    json record{{"type", "epoch"}, {"epoch", epochs_},           {"step", steps_},
-                {"loss", loss},    {"train_accuracy", accuracy}, {"images_per_second", images_per_second_},
-                {"lr", lr_},       {"peak_memory_bytes", peak},  {"seconds", seconds}};
-    add_evaluations(record, evaluations);
-    add_amp(record, amp_, status_);
-    log_->write(record);
-  }
+        amp_text(amp_status()));
+  log_->epoch({.epoch = epochs_,
+               .step = steps_,
+               .loss = loss,
+               .train_accuracy = accuracy,
+               .images_per_second = images_per_second_,
+               .lr = lr_,
+               .peak_memory_bytes = peak,
+               .seconds = seconds},
+              evaluations, amp_status());
   loss_sum_ = 0;
   images_ = correct_ = 0;
   epoch_start_ = Clock::now();
@@ -385,20 +286,16 @@ int Reporter::finish(int stop_signal) {
     line += format("; %d steps applied, %d skipped, loss scale %g", static_cast<int>(status_.applied_steps),
                    static_cast<int>(status_.skipped_steps), status_.scale);
   print(line);
-  if (log_) {
-    json record{{"type", "summary"},
-                {"status", stop_signal == 0 ? "finished" : "interrupted"},
-                {"steps", steps_},
-                {"epochs", epochs_},
-                {str("best_", chosen_by_, "_accuracy"), best_epoch_ > 0 ? json(best_accuracy_) : json()},
-                {"peak_memory_bytes", memory_stats(options_.device).peak},
-                {"seconds", seconds},
-                {"train_s", train_s_ - warm_up_s_},
-                {"warm_up_s", warm_up_s_}};
-    add_evaluations(record, last_evaluations_);
-    add_amp(record, amp_, status_);
-    log_->write(record);
-  }
+  log_->summary({.interrupted = stop_signal != 0,
+                 .steps = steps_,
+                 .epochs = epochs_,
+                 .chosen_by = chosen_by_,
+                 .best_accuracy = best_epoch_ > 0 ? std::optional(best_accuracy_) : std::nullopt,
+                 .peak_memory_bytes = memory_stats(options_.device).peak,
+                 .seconds = seconds,
+                 .train_s = train_s_ - warm_up_s_,
+                 .warm_up_s = warm_up_s_},
+                last_evaluations_, amp_status());
   return stop_signal == 0 ? 0 : 128 + stop_signal;
 }
 

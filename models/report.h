@@ -1,4 +1,4 @@
-// What a training run tells: lines or a progress bar on stdout, JSON lines in a file.
+// What a training run tells: lines or a progress bar on stdout, records in files (models/run_log.h).
 #pragma once
 
 #include <chrono>
@@ -37,6 +37,8 @@ struct RunFacts {
   int64_t first_step = 0;  // steps done by the run that this one goes on from
 };
 
+class RunLog;
+
 class Reporter {
  public:
   // Opens the log (throws Error when it cannot be written), then prints the first line. Reads the rate of `optimizer`
@@ -66,13 +68,14 @@ class Reporter {
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Log;
   void count_step();
   void read_steps();
   void read_late();
   void take_steps(std::span<const StepEntry> entries);
   void read_status();
   void take_status(amp::Status status);
+  bool epoch_is_over() const;
+  const amp::Status* amp_status() const { return amp_ ? &status_ : nullptr; }
   void show_progress();
   void print_plans();
   void print(const std::string& line);
@@ -80,9 +83,9 @@ class Reporter {
   TrainOptions options_;
   RunFacts facts_;
   const optim::Optimizer& optimizer_;
-  const amp::Amp* amp_;       // null without mixed precision
-  std::unique_ptr<Log> log_;  // none without --log and --tensorboard
-  bool bar_ = false;          // stdout is a terminal
+  const amp::Amp* amp_;  // null without mixed precision
+  std::unique_ptr<RunLog> log_;
+  bool bar_ = false;  // stdout is a terminal
   bool bar_drawn_ = false;
 
   StepLog step_log_;

@@ -15,8 +15,8 @@ namespace cg = cooperative_groups;
 
 inline constexpr int kGroup = 2;  // packs of a block's channels: a sector of memory a row
 inline constexpr int kMostCluster = 8, kWarps = kMostThreads / 32, kStages = 4;
-inline constexpr size_t kMostBytes =
-    32 << 10;  // of x in a block, half of it with a pool; above, the L2 cache serves as well
+// Of x in a block, half of it with a pool; above, the L2 cache serves as well.
+inline constexpr size_t kMostBytes = 32 << 10;
 
 struct Residence {
   dim3 grid, block;
