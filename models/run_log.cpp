@@ -47,6 +47,11 @@ struct RunLog::Files {
     lines << record.dump() << '\n' << std::flush;
     check(lines.good(), "log: a write failed; is the disk full? (--log)");
   }
+  void write(json record, const NamedEvaluations& evaluations, const amp::Status* amp) {
+    add_evaluations(record, evaluations);
+    add_amp(record, amp);
+    write(record);
+  }
   std::ofstream lines;
   std::optional<EventFile> events;
 };
@@ -138,34 +143,30 @@ void RunLog::diverged(int64_t steps) {
 
 void RunLog::epoch(const Epoch& e, const NamedEvaluations& evaluations, const amp::Status* amp) {
   if (!files_) return;
-  json record{{"type", "epoch"},
-              {"epoch", e.epoch},
-              {"step", e.step},
-              {"loss", e.loss},
-              {"train_accuracy", e.train_accuracy},
-              {"images_per_second", e.images_per_second},
-              {"lr", e.lr},
-              {"peak_memory_bytes", e.peak_memory_bytes},
-              {"seconds", e.seconds}};
-  add_evaluations(record, evaluations);
-  add_amp(record, amp);
-  files_->write(record);
+  files_->write({{"type", "epoch"},
+                 {"epoch", e.epoch},
+                 {"step", e.step},
+                 {"loss", e.loss},
+                 {"train_accuracy", e.train_accuracy},
+                 {"images_per_second", e.images_per_second},
+                 {"lr", e.lr},
+                 {"peak_memory_bytes", e.peak_memory_bytes},
+                 {"seconds", e.seconds}},
+                evaluations, amp);
 }
 
 void RunLog::summary(const Summary& s, const NamedEvaluations& evaluations, const amp::Status* amp) {
   if (!files_) return;
-  json record{{"type", "summary"},
-              {"status", s.interrupted ? "interrupted" : "finished"},
-              {"steps", s.steps},
-              {"epochs", s.epochs},
-              {str("best_", s.chosen_by, "_accuracy"), s.best_accuracy ? json(*s.best_accuracy) : json()},
-              {"peak_memory_bytes", s.peak_memory_bytes},
-              {"seconds", s.seconds},
-              {"train_s", s.train_s},
-              {"warm_up_s", s.warm_up_s}};
-  add_evaluations(record, evaluations);
-  add_amp(record, amp);
-  files_->write(record);
+  files_->write({{"type", "summary"},
+                 {"status", s.interrupted ? "interrupted" : "finished"},
+                 {"steps", s.steps},
+                 {"epochs", s.epochs},
+                 {str("best_", s.chosen_by, "_accuracy"), s.best_accuracy ? json(*s.best_accuracy) : json()},
+                 {"peak_memory_bytes", s.peak_memory_bytes},
+                 {"seconds", s.seconds},
+                 {"train_s", s.train_s},
+                 {"warm_up_s", s.warm_up_s}},
+                evaluations, amp);
 }
 
 }  // namespace ht::models
