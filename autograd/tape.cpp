@@ -135,8 +135,11 @@ void Tape::walk(int root, Tensor seed, bool retain_graph) {
         if (node.inputs[k].dropped) node.op->drop_input(k);
     for (size_t k = 0; k < grads.size(); ++k) {
       const Edge& e = node.inputs[k];
-      if (e.wanted() && grads[k].defined())
+      if (e.wanted() && grads[k].defined()) {
         accumulate(e.leaf ? e.leaf->grad : slots[static_cast<size_t>(e.node)], std::move(grads[k]));
+        if (e.leaf)
+          if (const auto watcher = e.leaf->watcher.lock()) watcher->written(*e.leaf);
+      }
       if (!retain_graph && e.node >= 0) --nodes_[static_cast<size_t>(e.node)].uses;
     }
     if (!retain_graph) node.inputs.clear();

@@ -69,6 +69,13 @@ class Var {
   std::shared_ptr<VarState> state_;
 };
 
+// Told when a backward has written or added to the gradient of a leaf.
+class GradWatcher {
+ public:
+  virtual ~GradWatcher() = default;
+  virtual void written(const VarState& leaf) = 0;
+};
+
 struct VarState {
   VarState(Tensor v, bool grad) : value(std::move(v)), requires_grad(grad) {}
   ~VarState();
@@ -77,8 +84,9 @@ struct VarState {
 
   Tensor value;
   bool requires_grad = false;
-  Tensor grad;                 // leaves
-  bool grad_scaled = false;    // grad still holds amp's loss scale
+  Tensor grad;               // leaves
+  bool grad_scaled = false;  // grad still holds amp's loss scale
+  std::weak_ptr<GradWatcher> watcher;
   std::string name;            // parameters: "features.0.weight"
   std::shared_ptr<Tape> tape;  // non-leaves own their tape
   int node = -1;

@@ -7,6 +7,7 @@
 #include "core/build.h"
 #include "core/range.h"
 #include "optim/clip.h"
+#include "optim/early_check.h"
 
 namespace ht::optim {
 
@@ -76,6 +77,7 @@ void Optimizer::finish() {
 void Optimizer::zero_grad() {
   for (const Group& g : groups_)
     for (const Var& p : g.params) p.zero_grad();
+  if (early_) early_->forget();
   const std::shared_ptr<StepControl> control = control_.lock();
   if (!control || !control->scaler->delayed()) return;
   control->scaler->abandon();
@@ -132,6 +134,7 @@ void Optimizer::step() {
 
 // Are the gradients finite, and what is their norm? The verdict stays on the device.
 GradRule Optimizer::judge_gradients(std::span<const UpdateItem> items, const StepControl* control) {
+  if (!control) early_.reset();
   if (!control && !clips_by_norm()) return {{}, clip_.value};
   make_record();
   const LossScaler* scaler = control ? control->scaler.get() : nullptr;
@@ -140,8 +143,10 @@ GradRule Optimizer::judge_gradients(std::span<const UpdateItem> items, const Ste
   GradRule rule{record_, clip_.value};
   if constexpr (kCudaBuild) {
     if (device().is_cuda()) {
-      judge_gradients_cuda(items, record_, partials_,
-                           {scaler ? scaler->states() : Tensor(), count, scaled, clip_.norm});
+      std::vector<UpdateItem> rest;
+      const Tensor seen = early_ ? early_->take(items, rest) : Tensor();
+      judge_gradients_cuda(seen ? rest : items, record_, partials_,
+                           {scaler ? scaler->states() : Tensor(), count, scaled, clip_.norm, seen});
       return rule;
     }
   }
@@ -200,6 +205,7 @@ void Optimizer::set_clip(const ClipOptions& clip) {
   check(clip.norm >= 0, name_, ": clip.norm is ", clip.norm, "; it must be at least 0");
   check(clip.value >= 0, name_, ": clip.value is ", clip.value, "; it must be at least 0");
   clip_ = clip;
+  if (early_) early_->set_on(!clips_by_norm());
 }
 
 void Optimizer::attach(const std::shared_ptr<StepControl>& control) {
@@ -214,6 +220,9 @@ void Optimizer::attach(const std::shared_ptr<StepControl>& control) {
   control->applied = applied_;
   control->stepped_round = 0;
   control_ = control;
+  if (!device().is_cuda() || !control->scaler->delayed()) return;  // else the scaler looks at them as it unscales
+  early_ = EarlyCheck::of(all_params(), control->first_index);
+  early_->set_on(!clips_by_norm());
 }
 
 StepRecord Optimizer::record() const { return record_ ? read_struct<StepRecord>(record_) : StepRecord{}; }

@@ -1,4 +1,5 @@
 // What a step does around the update, all on the device: judge the gradients before it, count and settle after it.
+#include "optim/early_check.h"
 #include "optim/multi_tensor.cuh"
 
 namespace ht::optim {
@@ -17,7 +18,7 @@ __device__ double block_sum(double value) {
 
 // Are all gradients finite? Their squares, a sum a block, go to `partial` unless that is null.
 __global__ void __launch_bounds__(kBlock)
-    inspect_kernel(const __grid_constant__ TensorTable table, StepRecord* record, double* partial) {
+    inspect_kernel(const __grid_constant__ TensorTable table, int32_t* first_bad, double* partial) {
   let_next_start();
   double squares = 0;
   for_chunks(table, [&](int t, int64_t begin, int64_t end) {
@@ -47,10 +48,7 @@ __global__ void __launch_bounds__(kBlock)
       for (; i < tail; i += kStep) look_at.template operator()<1>(i);
       for (i = tail + threadIdx.x; i < end; i += kBlock) look(grad[i]);
     });
-    if (bad) {
-      record->bad_gradient = 1;
-      atomicMax(&record->first_bad, table.index[t]);
-    }
+    if (bad) atomicMax(first_bad, table.index[t]);
   });
   if (!partial) return;
   const double sum = block_sum(squares);
@@ -59,13 +57,16 @@ __global__ void __launch_bounds__(kBlock)
 
 __global__ void __launch_bounds__(kBlock)
     judge_kernel(StepRecord* record, const ScalerState* states, int count, bool scaled, const double* partial,
-                 int64_t partials, double max_norm) {
+                 int64_t partials, double max_norm, int32_t* first_bad) {
   let_next_start();
   wait_for_previous();
   double sum = 0;
   for (int64_t i = threadIdx.x; i < partials; i += kBlock) sum += partial[i];
   sum = block_sum(sum);
-  if (threadIdx.x == 0) judge(*record, states, count, scaled, sum, max_norm);
+  if (threadIdx.x != 0) return;
+  if (first_bad) record->first_bad = max(record->first_bad, *first_bad), *first_bad = -1;
+  record->bad_gradient = record->first_bad >= 0;
+  judge(*record, states, count, scaled, sum, max_norm);
 }
 
 struct FinishTable {
@@ -140,12 +141,27 @@ void judge_gradients_cuda(std::span<const UpdateItem> items, const Tensor& recor
         },
         [&](const TensorTable& table) {
           const unsigned blocks = table.blocks(cuda);
-          inspect_kernel<<<blocks, kBlock, 0, cuda.stream()>>>(table, r, norm ? partial + used : nullptr);
+          inspect_kernel<<<blocks, kBlock, 0, cuda.stream()>>>(table, &r->first_bad, norm ? partial + used : nullptr);
           HT_LAUNCHED("inspect gradients");
           if (norm) used += blocks;
         });
   const auto* states = j.states ? reinterpret_cast<const ScalerState*>(j.states.data<uint8_t>()) : nullptr;
-  launch_early(cuda, judge_kernel, 1, kBlock, r, states, j.count, j.scaled, partial, used, j.max_norm);
+  launch_early(cuda, judge_kernel, 1, kBlock, r, states, j.count, j.scaled, partial, used, j.max_norm,
+               j.first_bad ? j.first_bad.data<int32_t>() : nullptr);
+}
+
+void check_early_cuda(const Tensor& grad, int index, const Tensor& first_bad) {
+  CudaContext& cuda = Context::of(grad.device()).cuda();
+  TensorTable table;
+  table.chunk = chunk_for(cuda, grad.numel());
+  table.index[0] = index;
+  table.grad[0] = grad.dtype();
+  table.add({grad.data()}, grad.numel());
+  const unsigned blocks = std::min(table.blocks(cuda), static_cast<unsigned>(cuda.sm_count));  // room for others
+  cuda.beside({grad}, [&](CudaLane& lane) {
+    inspect_kernel<<<blocks, kBlock, 0, lane.stream>>>(table, first_bad.data<int32_t>(), nullptr);
+    HT_LAUNCHED("check a gradient");
+  });
 }
 
 void finish_step_cuda(std::span<const UpdateItem> items, const Settlement& s) {

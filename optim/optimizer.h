@@ -61,6 +61,8 @@ struct GradRule {
   }
 };
 
+class EarlyCheck;
+
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -145,6 +147,7 @@ class Optimizer {
   Tensor record_;    // StepRecord as bytes, once a scaler or clipping needs it
   Tensor partials_;  // f64: working memory of the norm
   std::weak_ptr<StepControl> control_;
+  std::shared_ptr<EarlyCheck> early_;  // under amp on CUDA
 };
 
 // Throws Error naming optimizer, field, value and group unless `value` is finite and at least 0.
@@ -156,6 +159,7 @@ struct Judgement {
   int count = 0;
   bool scaled = false;
   double max_norm = std::numeric_limits<double>::infinity();
+  Tensor first_bad;  // of gradients that EarlyCheck has looked at, which are not among the items; or undefined
 };
 void judge_gradients_cuda(std::span<const UpdateItem> items, const Tensor& record, Tensor& partials,
                           const Judgement& judgement);
