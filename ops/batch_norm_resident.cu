@@ -31,6 +31,14 @@ __global__ void __launch_bounds__(kMostThreads)
       holder.ask(i, x + r * g.channels + c);
   });
   load_pack<T, N>(x + c, moments.shift);
+  const int lane = static_cast<int>(threadIdx.x);
+  const int64_t channel = int64_t{blockIdx.y} * kLanes + lane;
+  float first = 0, scale = 0, offset = 0;  // asked for now: behind the sums everybody would wait for them
+  typename Running<T>::Old old;
+  if (lane < kLanes) {
+    first = load_as(x[channel]), scale = gamma[channel], offset = beta[channel];
+    if (blockIdx.x == 0) old = running.old(channel);
+  }
   holder.use_all([&](int i, int) {
 #pragma unroll
     for (int p = 0; p < (kPool ? 4 : 1); ++p) moments.add(holder.at((kPool ? 4 : 1) * i + p));
@@ -38,18 +46,16 @@ __global__ void __launch_bounds__(kMostThreads)
   float sum = 0, squares = 0;
   sums.add(moments.sum, moments.squares, sum, squares);
   unsigned count = 0;
-  const int lane = static_cast<int>(threadIdx.x);
-  const int64_t channel = int64_t{blockIdx.y} * kLanes + lane;
   float mean = 0, var = 0, invstd = 0;
   if (lane < kLanes) {
-    statistics.of_batch(load_as(x[channel]), sum, squares, mean, var);
+    statistics.of_batch(first, sum, squares, mean, var);
     invstd = statistics.inverse(var);
-    means[lane] = mean, slopes[lane] = invstd * gamma[channel], betas[lane] = beta[channel];
+    means[lane] = mean, slopes[lane] = invstd * scale, betas[lane] = offset;
   }
   sums.arrive();
   if (lane < 32 && blockIdx.x == 0) {
     if (lane < kLanes) statistics.mean[channel] = mean, statistics.invstd[channel] = invstd;
-    count = running.update(channel, g.channels, lane < kLanes, mean, var);
+    count = running.update(channel, g.channels, lane < kLanes, old, mean, var);
   }
   Channels<T, N> channels;
   const int column = lane % kGroup * N;
@@ -95,6 +101,10 @@ __global__ void __launch_bounds__(kMostThreads)
   load_channels<N>(mean + c, gradient.channels.mean);
   load_channels<N>(invstd + c, gradient.channels.slope);
   gradient.channels.load_affine(gamma, beta, c);
+  const int lane = static_cast<int>(threadIdx.x);
+  const int64_t channel = int64_t{blockIdx.y} * kLanes + lane;
+  float inverse = 0, scale = 0;
+  if (lane < kLanes) inverse = invstd[channel], scale = gamma[channel];
   w.whole = true;
   holder.use_all([&](int i, int) {
     if constexpr (kPool)
@@ -104,11 +114,9 @@ __global__ void __launch_bounds__(kMostThreads)
   });
   float sum = 0, product = 0;
   sums.add(add.sum, add.product, sum, product);
-  const int lane = static_cast<int>(threadIdx.x);
   if (lane < kLanes) {
-    const int64_t channel = int64_t{blockIdx.y} * kLanes + lane;
-    const double inv = invstd[channel], s = sum, p = product;
-    const float slope = invstd[channel] * gamma[channel];
+    const double inv = inverse, s = sum, p = product;
+    const float slope = inverse * scale;
     tilts[lane] = -slope * static_cast<float>(p * inv * inv * share);
     shifts[lane] = -slope * static_cast<float>(s * share);
     if (blockIdx.x == 0 && dbeta) dbeta[channel] = sum;

@@ -5,6 +5,7 @@
 #include <cooperative_groups.h>
 #include <cuda_pipeline.h>
 
+#include <cuda/atomic>
 #include <optional>
 
 #include "ops/batch_norm.cuh"
@@ -139,20 +140,15 @@ class ClusterSums {
     halve<N, 16>(v, number, owns);
     if (owns) warps_[warp][number / N * kLanes + lane % kGroup * N + number % N] = v[0];
     __syncthreads();
-    if (thread < kSums) {
-      float total = 0;
-      for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w) total += warps_[w][thread];
-      block_[thread] = total;
-    }
+    const int warps = static_cast<int>(blockDim.x) / 32, blocks = static_cast<int>(gridDim.x);
+    if (thread < kSums) block_[thread] = added<kWarps>(warps, [&](int w) { return warps_[w][thread]; });
     auto cluster = cg::this_cluster();
     cluster.sync();
     if (thread < kLanes) {
-      double totals[2] = {};
-      for (unsigned b = 0; b < gridDim.x; ++b) {
-        const float* from = cluster.map_shared_rank(block_, static_cast<int>(b));
-        totals[0] += static_cast<double>(from[thread]), totals[1] += static_cast<double>(from[kLanes + thread]);
-      }
-      sum = static_cast<float>(totals[0]), other = static_cast<float>(totals[1]);
+      const auto of = [&](int i) {
+        return added<kMostCluster, double>(blocks, [&](int b) { return cluster.map_shared_rank(block_, b)[i]; });
+      };
+      sum = static_cast<float>(of(thread)), other = static_cast<float>(of(kLanes + thread));
     }
 #endif
   }
@@ -171,6 +167,17 @@ class ClusterSums {
   }
 
  private:
+  // value(0) + .. + value(count - 1), of at most kMost, which are all asked for before the first is added.
+  template <int kMost, class A = float, class F>
+  static __device__ __forceinline__ A added(int count, F&& value) {
+    float v[kMost];
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) v[i] = i < count ? value(i) : 0.0f;
+    A total = 0;
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) total += static_cast<A>(v[i]);
+    return total;
+  }
   // Lanes of a column halve what each still adds, until each has one number.
   template <int kCount, int kLane>
   static __device__ __forceinline__ void halve(float (&v)[2 * N], int& number, bool& owns) {
@@ -203,21 +210,32 @@ struct Running {
   A* saved;          // [2, c]
   unsigned* ticket;  // groups that came, and in the upper half those not finite; 0 before and after
 
+  struct Old {
+    A mean = 0, var = 0;
+  };
+  // The old ones of channel c, some time before the update.
+  __device__ __forceinline__ Old old(int64_t c) const {
+    return s.running_mean ? Old{s.running_mean[c], s.running_var[c]} : Old{};
+  }
   // By warp 0 of one block a group, `mine` being whether the lane has a channel.
-  __device__ __forceinline__ unsigned update(int64_t c, int64_t channels, bool mine, A mean, A var) const {
+  __device__ __forceinline__ unsigned update(int64_t c, int64_t channels, bool mine, Old from, A mean, A var) const {
     if (s.batches && blockIdx.y == 0 && threadIdx.x == 0) ++*s.batches;
     if (!s.running_mean) return 0;
     bool finite = true;
     if (mine) {
-      const A unbiased = var * static_cast<A>(s.unbiased), old = static_cast<A>(1 - s.momentum);
-      const A newest = static_cast<A>(s.momentum), m = s.running_mean[c], v = s.running_var[c];
+      const A unbiased = var * static_cast<A>(s.unbiased), keep = static_cast<A>(1 - s.momentum);
+      const A newest = static_cast<A>(s.momentum);
       finite = isfinite(mean) && isfinite(unbiased);
-      saved[c] = m, saved[channels + c] = v;
-      if (finite) s.running_mean[c] = old * m + newest * mean, s.running_var[c] = old * v + newest * unbiased;
-      __threadfence();
+      saved[c] = from.mean, saved[channels + c] = from.var;
+      if (finite)
+        s.running_mean[c] = keep * from.mean + newest * mean, s.running_var[c] = keep * from.var + newest * unbiased;
     }
     const unsigned failed = __all_sync(0xffffffffu, finite) ? 0 : 1u << 16;
-    return threadIdx.x == 0 ? atomicAdd(ticket, 1 + failed) + 1 + failed : 0;
+    __syncwarp();
+    if (threadIdx.x != 0) return 0;
+    return cuda::atomic_ref<unsigned, cuda::thread_scope_device>(*ticket).fetch_add(1 + failed,
+                                                                                    cuda::memory_order_release) +
+           1 + failed;
   }
   __device__ __forceinline__ void settle(unsigned count, int64_t channels) const {
     if (!s.running_mean) return;
