@@ -1,8 +1,10 @@
 #include "autograd/var.h"
 
+#include <map>
 #include <utility>
 
 #include "autograd/tape.h"
+#include "core/captured_step.h"
 #include "core/range.h"
 
 namespace ht {
@@ -108,6 +110,21 @@ void Var::load(const Tensor& from) const {
   state_->mark_twin();
 }
 
+namespace {
+// The 1 that backward starts with where there is one element. On CUDA a scalar's is made once: ops only read it, and a
+// slot that would keep it takes a copy.
+Tensor one_of(const Tensor& like) {
+  if (!like.device().is_cuda() || like.rank() > 0) return Tensor::full(like.shape(), 1, like.dtype(), like.device());
+  thread_local std::map<std::pair<DType, int>, Tensor> ones;
+  const std::pair key{like.dtype(), like.device().index};
+  const auto it = ones.find(key);
+  if (it != ones.end()) return it->second;
+  const Tensor one = Tensor::full({}, 1, like.dtype(), like.device());
+  if (!is_recording()) ones.emplace(key, one);  // else its memory is the recording's
+  return one;
+}
+}  // namespace
+
 void Var::backward(const Tensor& seed, bool retain_graph) const {
   check(requires_grad(), "backward: the Var does not require a gradient (", Named{"var", value()},
         "); it is data, or was made under no_grad");
@@ -115,7 +132,7 @@ void Var::backward(const Tensor& seed, bool retain_graph) const {
         " elements (", Named{"output", value()}, ")");
   check(!seed.defined() || (seed.shape() == shape() && seed.device() == device()), "backward: the seed does not fit (",
         Named{"seed", seed}, ", ", Named{"output", value()}, ")");
-  Tensor dy = seed.defined() ? seed.to(dtype()) : Tensor::full(shape(), 1, dtype(), device());
+  Tensor dy = seed.defined() ? seed.to(dtype()) : one_of(value());
   if (is_leaf()) {
     accumulate(state_->grad, std::move(dy));
   } else {

@@ -12,6 +12,7 @@
 #include "core/cuda_check.h"
 #include "core/cuda_timing.h"
 #include "core/plan_cache.h"
+#include "core/small_gemm.h"
 
 namespace ht {
 
@@ -123,9 +124,13 @@ std::vector<cublasLtMatmulHeuristicResult_t> algorithms(CudaContext& cuda, const
 struct Choice {
   cublasLtMatmulAlgo_t algo{};
   size_t workspace = 0;
+  SmallGemmPlan small;  // has blocks: this instead
 };
 
+constexpr const char* kSmall = "small_gemm";
+
 std::string encode(const Choice& choice) {
+  if (choice.small.blocks) return str(kSmall, ' ', choice.small.tile, ' ', choice.small.blocks);
   std::ostringstream out;
   out << choice.workspace;
   for (const uint64_t word : choice.algo.data) out << ' ' << word;
@@ -133,7 +138,10 @@ std::string encode(const Choice& choice) {
 }
 
 // Nothing when the text is damaged or its algorithm does not take this problem.
-std::optional<Choice> decode(CudaContext& cuda, const Descriptors& d, const std::string& text) {
+std::optional<Choice> decode(CudaContext& cuda, const Descriptors& d, const std::vector<SmallGemmPlan>& small,
+                             const std::string& text) {
+  for (const SmallGemmPlan& plan : small)
+    if (const Choice choice{.small = plan}; text == encode(choice)) return choice;
   std::istringstream in(text);
   Choice choice;
   in >> choice.workspace;
@@ -146,7 +154,9 @@ std::optional<Choice> decode(CudaContext& cuda, const Descriptors& d, const std:
   return choice.workspace <= largest_workspace() ? std::optional(choice) : std::nullopt;
 }
 
-PlanChoice describe(const std::string& problem, const cublasLtMatmulAlgo_t& algo) {
+PlanChoice describe(const std::string& problem, const Choice& choice) {
+  if (choice.small.blocks) return {problem, encode(choice), false};
+  const cublasLtMatmulAlgo_t& algo = choice.algo;
   const auto setting = [&](cublasLtMatmulAlgoConfigAttributes_t name) {
     int32_t value = 0;
     size_t written = 0;
@@ -162,33 +172,42 @@ PlanChoice describe(const std::string& problem, const cublasLtMatmulAlgo_t& algo
           (flags & CUBLASLT_NUMERICAL_IMPL_FLAGS_TENSOR_OP_MASK) != 0};
 }
 
-void run(CudaContext& cuda, CudaLane& lane, const Descriptors& d, const Choice& choice, bool f64, const void* a,
-         const void* b, void* c) {
+void run(CudaContext& cuda, CudaLane& lane, const GemmProblem& p, const Descriptors& d, const Choice& choice,
+         const GemmOperands& at) {
+  if (choice.small.blocks) return small_gemm(cuda, lane, p, choice.small, at);
   const float one32 = 1, zero32 = 0;
   const double one64 = 1, zero64 = 0;
+  const bool f64 = p.dtype == DType::f64;
   const void* one = f64 ? static_cast<const void*>(&one64) : &one32;
   const void* zero = f64 ? static_cast<const void*>(&zero64) : &zero32;
-  HT_LT(cublasLtMatmul(cuda.cublas_lt, d.op, one, b, d.first, a, d.second, zero, c, d.result, c, d.result, &choice.algo,
-                       lane.workspace_of(choice.workspace, cuda.device), choice.workspace, lane.stream));
+  HT_LT(cublasLtMatmul(cuda.cublas_lt, d.op, one, at.b, d.first, at.a, d.second, zero, at.c, d.result, at.c, d.result,
+                       &choice.algo, lane.workspace_of(choice.workspace, cuda.device), choice.workspace, lane.stream));
 }
 
 PlanCache& disk_cache(const CudaContext& cuda) { return plan_cache("cublaslt", cublasLtGetVersion(), cuda.gpu_name); }
 
-Choice choose(CudaContext& cuda, const GemmProblem& p, const std::string& key, const Descriptors& d, const void* a,
-              const void* b, void* c) {
+Choice choose(CudaContext& cuda, const GemmProblem& p, const std::string& key, const Descriptors& d,
+              const std::vector<SmallGemmPlan>& small, const GemmOperands& at,
+              const std::function<void()>& separately) {
   if (const auto text = disk_cache(cuda).find(key))
-    if (const auto choice = decode(cuda, d, *text)) return *choice;
+    if (const auto choice = decode(cuda, d, small, *text)) return *choice;
   cuda.join();  // nothing beside what is timed
   const int most = tune_mode() == TuneMode::full ? 24 : tune_mode() == TuneMode::fast ? 8 : 1;
-  const auto found = algorithms(cuda, d, most, alignment_of(a), alignment_of(b), alignment_of(c));
+  std::vector<Choice> candidates;
+  for (const auto& found : algorithms(cuda, d, most, alignment_of(at.a), alignment_of(at.b), alignment_of(at.c)))
+    candidates.push_back({found.algo, found.workspaceSize, {}});
+  if (most > 1 || candidates.empty())
+    for (const SmallGemmPlan& plan : small) candidates.push_back({.small = plan});
   std::optional<Choice> best;
   float best_us = 0;
-  for (const auto& candidate : found) {
-    const Choice choice{candidate.algo, candidate.workspaceSize};
-    if (found.size() == 1) return choice;
+  for (const Choice& choice : candidates) {
+    if (candidates.size() == 1) return choice;
     try {
-      const float us = time_on_device(
-          cuda, [&] { run(cuda, cuda.main, d, choice, p.dtype == DType::f64, a, b, c); }, best_us);
+      const auto work = [&] {
+        run(cuda, cuda.main, p, d, choice, at);
+        if (separately && !choice.small.blocks) separately();
+      };
+      const float us = time_on_device(cuda, work, best_us);
       if (best && us >= best_us) continue;
       best = choice;
       best_us = us;
@@ -199,30 +218,47 @@ Choice choose(CudaContext& cuda, const GemmProblem& p, const std::string& key, c
   disk_cache(cuda).store(key, encode(*best));
   return *best;
 }
-}  // namespace
 
-void cublaslt_gemm(Context& ctx, CudaLane& lane, const GemmProblem& p, const void* a, const void* b, const void* bias,
-                   void* c) {
-  CudaContext& cuda = ctx.cuda();
-  if (p.m == 0 || p.n == 0 || p.batch == 0) return;
-  const Descriptors d(p, bias);
-  const std::string key = str(
-      "gemm ", p.m, 'x', p.n, 'x', p.k, " batch ", p.batch, ' ', p.stride_a, ' ', p.stride_b, ' ', p.stride_c,
-      p.trans_a ? " At" : "", p.trans_b ? " Bt" : "", ' ', p.dtype, "->", p.out, p.bias ? " bias" : "",
-      p.relu ? " relu" : "", p.dtype == DType::f32 && tf32() ? " tf32" : "", deterministic() ? " deterministic" : "",
-      " ws<=", largest_workspace(), " align ", std::min({alignment_of(a), alignment_of(b), alignment_of(c), 16u}));
+// The kernel of a problem, searched for where it is met first.
+Choice choice_of(CudaContext& cuda, const GemmProblem& p, const Descriptors& d, const GemmOperands& at,
+                 const std::function<void()>& separately) {
+  const bool on_tensor_cores = p.dtype == DType::f32 && tf32();
+  const std::vector<SmallGemmPlan> small =
+      on_tensor_cores ? std::vector<SmallGemmPlan>{} : small_gemm_plans(cuda, p, at);
+  const std::string key =
+      str("gemm ", p.m, 'x', p.n, 'x', p.k, " batch ", p.batch, ' ', p.stride_a, ' ', p.stride_b, ' ', p.stride_c,
+          p.trans_a ? " At" : "", p.trans_b ? " Bt" : "", ' ', p.dtype, "->", p.out, p.bias ? " bias" : "",
+          p.relu ? " relu" : "", on_tensor_cores ? " tf32" : "", deterministic() ? " deterministic" : "",
+          small.empty() ? ""
+          : p.row_sums  ? " or small, row sums"
+                        : " or small",
+          " ws<=", largest_workspace(), " align ",
+          std::min({alignment_of(at.a), alignment_of(at.b), alignment_of(at.c), 16u}));
   thread_local std::map<std::string, Choice> choices;
   const auto [it, fresh] = choices.try_emplace(str(cuda.device, ' ', name_of(tune_mode()), ' ', key));
   if (fresh) {
     try {
-      it->second = choose(cuda, p, key, d, a, b, c);
-      note_plan(describe(key, it->second.algo));
+      it->second = choose(cuda, p, key, d, small, at, separately);
+      note_plan(describe(key, it->second));
     } catch (...) {
       choices.erase(it);
       throw;
     }
   }
-  run(cuda, lane, d, it->second, p.dtype == DType::f64, a, b, c);
+  return it->second;
+}
+}  // namespace
+
+void cublaslt_gemm(Context& ctx, CudaLane& lane, const GemmProblem& p, const GemmOperands& at) {
+  if (p.m == 0 || p.n == 0 || p.batch == 0) return;
+  const Descriptors d(p, at.bias);
+  run(ctx.cuda(), lane, p, d, choice_of(ctx.cuda(), p, d, at, {}), at);
+}
+
+bool makes_row_sums(Context& ctx, const GemmProblem& p, const GemmOperands& at,
+                    const std::function<void()>& separately) {
+  if (p.m == 0 || p.n == 0 || !p.row_sums || small_gemm_plans(ctx.cuda(), p, at).empty()) return false;
+  return choice_of(ctx.cuda(), p, Descriptors(p, at.bias), at, separately).small.blocks > 0;
 }
 
 }  // namespace ht

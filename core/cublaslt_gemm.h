@@ -1,7 +1,8 @@
-// Matrix products on CUDA through cuBLASLt, row-major like all our tensors.
+// Matrix products on CUDA through cuBLASLt or, where that is faster, a kernel of ours; row-major like all our tensors.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "core/context.h"
 #include "core/cuda_context.h"
@@ -18,12 +19,19 @@ struct GemmProblem {
   DType out = DType::f32;
   int64_t stride_a = 0, stride_b = 0, stride_c = 0;  // elements from one batch to the next; 0 repeats
   bool bias = false, relu = false;
+  bool row_sums = false;  // wanted too: the sums of op(A)'s rows, [m]
+};
+struct GemmOperands {
+  const void *a = nullptr, *b = nullptr, *bias = nullptr;  // bias: [n] of dtype `out`, or null
+  void *c = nullptr, *row_sums = nullptr;
 };
 
-// Queues the product on `lane`, one of ctx. The first call of a problem times the heuristics' algorithms (tune mode)
-// and keeps the fastest, on disk too. `bias` is [n] of dtype `out`, or null. Throws Error when no algorithm takes the
-// problem.
-void cublaslt_gemm(Context& ctx, CudaLane& lane, const GemmProblem& problem, const void* a, const void* b,
-                   const void* bias, void* c);
+// Queues the product on `lane`, one of ctx. The first call of a problem times the heuristics' algorithms and small_gemm
+// (tune mode) and keeps the fastest, on disk too. Throws Error when no algorithm takes the problem.
+void cublaslt_gemm(Context& ctx, CudaLane& lane, const GemmProblem& problem, const GemmOperands& at);
+// Whether the kernel that does so makes the wanted row sums, too. `separately` queues them on the main lane: its time
+// counts for kernels that do not.
+bool makes_row_sums(Context& ctx, const GemmProblem& problem, const GemmOperands& at,
+                    const std::function<void()>& separately);
 
 }  // namespace ht

@@ -69,8 +69,9 @@ inline unsigned grid_for(const CudaContext& cuda, int64_t n, int per_thread = 1,
 
 struct LaunchShape {
   dim3 grid, block;
-  unsigned cluster = 1;     // blocks, along x; more than 1 needs compute capability 9.0
-  size_t shared_bytes = 0;  // chosen at launch
+  unsigned cluster = 1;         // blocks, along x; more than 1 needs compute capability 9.0
+  size_t shared_bytes = 0;      // chosen at launch
+  CudaStream stream = nullptr;  // of the side lane, where no kernel starts early; null: the main one
 };
 
 // A launch whose blocks may take their places, and run up to wait_for_previous(), before the kernel ahead on the stream
@@ -82,14 +83,15 @@ void launch_early(const CudaContext& cuda, void (*kernel)(P...), const LaunchSha
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
-  config.stream = cuda.stream();
+  const bool on_main = !shape.stream || shape.stream == cuda.stream();
+  config.stream = on_main ? cuda.stream() : shape.stream;
   config.attrs = attributes;
   if (shape.cluster > 1) {
     cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim = {shape.cluster, 1, 1};
   }
-  if (cuda.kernels >= 90) {  // older code has no wait_for_previous()
+  if (on_main && cuda.kernels >= 90) {  // older code has no wait_for_previous()
     cudaLaunchAttribute& early = attributes[config.numAttrs++];
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;

@@ -6,13 +6,16 @@
 
 namespace ht {
 
-void gemm_cuda(Context& ctx, const GemmShape& s, const Tensor& a, const Tensor& b, const Tensor& y,
-               const Tensor& bias) {
-  if (y.numel() == 0) return;
+void gemm_cuda(Context& ctx, const GemmShape& s, const Tensor& a, const Tensor& b, const Tensor& y, const Tensor& bias,
+               const Tensor& row_sums) {
+  const auto sums = [&] {
+    if (row_sums) sum_rows_cuda(ctx, a, row_sums);
+  };
+  if (y.numel() == 0) return sums();
   if (s.k == 0) {  // an empty sum
     y.zero_();
     if (bias.defined()) add_bias_cuda(ctx, bias, y);
-    return;
+    return sums();
   }
   const Tensor first = aligned(a), second = aligned(b), offset = bias.defined() ? aligned(bias) : bias;
   const GemmProblem problem{.m = s.m,
@@ -26,12 +29,15 @@ void gemm_cuda(Context& ctx, const GemmShape& s, const Tensor& a, const Tensor& 
                             .stride_a = s.m * s.k,
                             .stride_b = s.k * s.n,
                             .stride_c = s.m * s.n,
-                            .bias = bias.defined()};
-  const auto run = [&](CudaLane& lane) {
-    cublaslt_gemm(ctx, lane, problem, first.data(), second.data(), offset.data(), y.data());
-  };
+                            .bias = bias.defined(),
+                            .row_sums = row_sums.defined()};
+  const GemmOperands at{first.data(), second.data(), offset.data(), y.data(), row_sums.data()};
+  const bool together = makes_row_sums(ctx, problem, at, sums);
+  const auto run = [&](CudaLane& lane) { cublaslt_gemm(ctx, lane, problem, at); };
   CudaContext& cuda = ctx.cuda();
-  s.beside ? cuda.beside({first, second, y}, run) : run(cuda.main);
+  // Row sums by a kernel of their own have the product beside them.
+  s.beside || (row_sums && !together) ? cuda.beside({first, second, y, row_sums ? row_sums : y}, run) : run(cuda.main);
+  if (!together) sums();
 }
 
 }  // namespace ht

@@ -95,13 +95,15 @@ void sum_rows_cpu(const T* x, int64_t rows, int64_t cols, T* y) {
 }
 }  // namespace
 
-void gemm(Context& ctx, const GemmShape& shape, const Tensor& a, const Tensor& b, const Tensor& y, const Tensor& bias) {
+void gemm(Context& ctx, const GemmShape& shape, const Tensor& a, const Tensor& b, const Tensor& y, const Tensor& bias,
+          const Tensor& row_sums) {
   if constexpr (kCudaBuild) {
-    if (ctx.is_cuda()) return gemm_cuda(ctx, shape, a, b, y, bias);
+    if (ctx.is_cuda()) return gemm_cuda(ctx, shape, a, b, y, bias, row_sums);
   }
   dispatch_floating(y.dtype(), "gemm", [&]<class T>() {
     gemm_cpu(shape, a.data<T>(), b.data<T>(), y.data<T>(), bias ? bias.data<T>() : nullptr);
   });
+  if (row_sums) sum_rows(ctx, a, row_sums);
 }
 
 void sum_rows(Context& ctx, const Tensor& x, const Tensor& y) {

@@ -16,10 +16,11 @@ struct GemmShape {
   int64_t batch = 1;
   bool beside = false;  // on CUDA: beside the main chain, for gradients of parameters
 };
-// bias [n], when defined, is added to every row. The CPU splits y into tiles that depend on the shape only, so the
-// thread count does not change a bit of the result.
+// bias [n], when defined, is added to every row. row_sums [m], when defined, becomes the sums of op(a)'s rows, a being
+// [k, m] and alone: the gradient of a bias beside that of its weight. The CPU splits y into tiles that depend on the
+// shape only, so the thread count does not change a bit of the result.
 void gemm(Context& ctx, const GemmShape& shape, const Tensor& a, const Tensor& b, const Tensor& y,
-          const Tensor& bias = {});
+          const Tensor& bias = {}, const Tensor& row_sums = {});
 
 // y [c] = the sum of x [..., c] over all axes but the last: the gradient of a bias.
 void sum_rows(Context& ctx, const Tensor& x, const Tensor& y);
@@ -41,7 +42,7 @@ void gemm_block(int64_t m, int64_t n, int64_t k, MatrixView<T> a, MatrixView<T> 
 
 // The CUDA side.
 void gemm_cuda(Context& ctx, const GemmShape& shape, const Tensor& a, const Tensor& b, const Tensor& y,
-               const Tensor& bias);
+               const Tensor& bias, const Tensor& row_sums);
 void sum_rows_cuda(Context& ctx, const Tensor& x, const Tensor& y);
 
 }  // namespace ht

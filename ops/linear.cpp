@@ -40,23 +40,18 @@ struct Linear final : Op {
   Grads backward(Context& ctx, const Tensor& dy, const std::vector<bool>& needs) override {
     const Tensor &x = *x_, &w = *w_;
     Grads grads(needs.size());
+    const bool bias = needs.size() > 2 && needs[2];
+    if (bias) grads[2] = Tensor::empty(Shape{w.dim(0)}, dy.dtype(), dy.device());
     if (needs[1]) {
       grads[1] = Tensor::empty_like(w);
-      gemm(ctx,
-           {.m = w.dim(0),
-            .n = w.dim(1),
-            .k = rows(x),
-            .transpose_a = true,
-            .beside = needs[0] || (needs.size() > 2 && needs[2])},
-           dy, x, grads[1]);
+      gemm(ctx, {.m = w.dim(0), .n = w.dim(1), .k = rows(x), .transpose_a = true, .beside = needs[0]}, dy, x, grads[1],
+           {}, bias ? grads[2] : Tensor());
+    } else if (bias) {
+      sum_rows(ctx, dy, grads[2]);
     }
     if (needs[0]) {
       grads[0] = Tensor::empty_like(x);
       gemm(ctx, {.m = rows(x), .n = w.dim(1), .k = w.dim(0)}, dy, w, grads[0]);
-    }
-    if (needs.size() > 2 && needs[2]) {
-      grads[2] = Tensor::empty(Shape{w.dim(0)}, dy.dtype(), dy.device());
-      sum_rows(ctx, dy, grads[2]);
     }
     return grads;
   }
