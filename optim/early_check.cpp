@@ -21,32 +21,33 @@ void EarlyCheck::written(const VarState& leaf) {
   if constexpr (kCudaBuild) {
     const int index = index_.at(&leaf);
     if (!first_bad_) first_bad_ = Tensor::full({1}, -1, DType::i32, grad.device());
-    if (std::exchange(stale_, false)) first_bad_.fill_(-1);
     check_early_cuda(grad, index, first_bad_);
     mixed_ |= !seen_.insert_or_assign(index, Seen{grad, grad.version()}).second;
   }
 }
 
+// At once, not before the next look: that may be one of a step recorded before, which knows nothing of this.
 void EarlyCheck::forget() {
-  stale_ |= !seen_.empty();
+  if (!seen_.empty()) first_bad_.fill_(-1);
   seen_.clear();
   mixed_ = false;
 }
 
 Tensor EarlyCheck::take(std::span<const UpdateItem> items, std::vector<UpdateItem>& rest) {
-  const auto seen = std::exchange(seen_, {});
-  bool valid = on_ && !std::exchange(mixed_, false) && !seen.empty();
+  bool valid = on_ && !mixed_ && !seen_.empty();
   size_t met = 0;
   for (const UpdateItem& item : items) {
-    const auto it = seen.find(item.index);
-    if (it != seen.end() && it->second.grad.data() == item.grad.data() && it->second.version == item.grad.version())
+    const auto it = seen_.find(item.index);
+    if (it != seen_.end() && it->second.grad.data() == item.grad.data() && it->second.version == item.grad.version())
       ++met;
     else
       rest.push_back(item);
   }
-  valid = valid && met == seen.size();
-  stale_ |= !valid && !seen.empty();
-  if (!valid) rest.assign(items.begin(), items.end());
+  valid = valid && met == seen_.size();
+  if (valid)
+    seen_.clear();
+  else
+    forget(), rest.assign(items.begin(), items.end());
   return valid ? first_bad_ : Tensor();
 }
 

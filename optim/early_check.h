@@ -35,9 +35,8 @@ class EarlyCheck final : public GradWatcher {
   };
   std::unordered_map<const VarState*, int> index_;
   std::unordered_map<int, Seen> seen_;  // by the parameter's number, since the last step
-  Tensor first_bad_;
+  Tensor first_bad_;                    // -1 whenever nothing has been seen
   bool on_ = true;
-  bool stale_ = false;  // first_bad_ holds what was found in gradients that no step took
   bool mixed_ = false;  // a gradient came twice: what the first one showed may no longer hold
 };
 
