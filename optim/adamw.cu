@@ -1,24 +1,30 @@
 // The update of optim/adamw.cpp on CUDA.
 #include "optim/adamw.h"
-#include "optim/multi_tensor.cuh"
+#include "optim/whole_step.cuh"
 
 namespace ht::optim {
 
 namespace {
-template <class P>
+template <class P, bool kWhole>
 __global__ void __launch_bounds__(kBlock)
     adamw_kernel(const __grid_constant__ TensorTable table, AdamWOptions o, const double* rates, int64_t rate_count,
-                 const int64_t* applied, const StepRecord* record, double clip_value) {
+                 const int64_t* applied, const StepRecord* record, double clip_value,
+                 const __grid_constant__ WholeStep whole) {
   using A = acc_t<P>;
-  if (record && record->skip) return;
-  const GradTransform<A> transform = grad_transform<A>(record, clip_value);
+  let_next_start();
+  wait_for_previous();
   const double lr = rate_now(rates, rate_count, applied);
-  for_chunks(table, [&](int t, int64_t begin, int64_t end) {
+  if constexpr (kWhole) {
+    meet(table, whole, step_view());
+    record = whole.record ? &step_view().record : nullptr;
+  }
+  const GradTransform<A> transform = grad_transform<A>(record, clip_value);
+  const auto update_chunk = [&](int t, int64_t begin, int64_t end) {
     P* param = static_cast<P*>(table.at[t][0]);
     A* m = static_cast<A*>(table.at[t][2]);
     A* s = static_cast<A*>(table.at[t][3]);
     uint16_t* half = static_cast<uint16_t*>(table.at[t][4]);
-    const double updates = static_cast<double>(*table.step[t] + 1);
+    const double updates = static_cast<double>((kWhole ? step_view().steps[t] : *table.step[t]) + 1);
     const A beta1 = static_cast<A>(o.beta1), take1 = static_cast<A>(1 - o.beta1);
     const A beta2 = static_cast<A>(o.beta2), take2 = static_cast<A>(1 - o.beta2);
     const A root2 = static_cast<A>(sqrt(1 - pow(o.beta2, updates))), eps = static_cast<A>(o.eps);
@@ -37,18 +43,21 @@ __global__ void __launch_bounds__(kBlock)
       const G* grad = static_cast<const G*>(table.at[t][1]);
       for (int64_t i = begin + threadIdx.x; i < end; i += kBlock) update(i, static_cast<A>(load_as(grad[i])));
     });
-  });
+  };
+  if (!(record && record->skip)) for_chunks_back(table, update_chunk);
+  if constexpr (kWhole) settle_together(table, whole, step_view());
 }
 }  // namespace
 
 void adamw_cuda(const AdamWOptions& options, const Rate& rate, std::span<const UpdateItem> items,
                 const GradRule& rule) {
   CudaContext& cuda = Context::of(rate.applied.device()).cuda();
-  for_tables(cuda, items, [&]<class P>(const TensorTable& table, unsigned blocks) {
-    adamw_kernel<P><<<blocks, kBlock, 0, cuda.stream()>>>(table, options, rate.values.data<double>(),
-                                                          rate.values.numel(), rate.applied.data<int64_t>(),
-                                                          rule.on_device(), rule.clip_value);
-    HT_LAUNCHED("adamw");
+  for_tables(cuda, items, rule, [&]<class P>(const TensorTable& table, unsigned blocks) {
+    const auto launch = [&](auto* kernel, const WholeStep& whole) {
+      launch_early(cuda, kernel, blocks, kBlock, table, options, rate.values.data<double>(), rate.values.numel(),
+                   rate.applied.data<int64_t>(), rule.on_device(), rule.clip_value, whole);
+    };
+    rule.whole ? launch(adamw_kernel<P, true>, *rule.whole) : launch(adamw_kernel<P, false>, {});
   });
 }
 

@@ -25,17 +25,33 @@ LossScaler::LossScaler(const ScalerOptions& options, int count, bool delayed, De
   check(count >= 1 && count <= 64, "loss scaler: num_losses is ", count, "; it must be 1 to 64");
   check(!delayed || count == 1, "loss scaler: ", count, " losses cannot share scaled gradients");
   states_ = Tensor::zeros({count * int64_t{sizeof(ScalerState)}}, DType::u8, device);
+  if (delayed && device.is_cuda()) seed_ = Tensor::empty({}, DType::f32, device);
   for (int i = 0; i < count; ++i) write(i, {.scale = static_cast<float>(options.init_scale)});
 }
 
 ScalerState LossScaler::read(int id) const { return read_struct<ScalerState>(states_, id); }
-void LossScaler::write(int id, const ScalerState& state) const { write_struct(state, states_, id); }
+void LossScaler::write(int id, const ScalerState& state) const {
+  write_struct(state, states_, id);
+  if (seed_) seed_.fill_(state.scale);
+}
+
+// What begin_backward has left for later.
+void LossScaler::note_loss() {
+  if constexpr (kCudaBuild) {
+    if (loss_) begin_backward_cuda(states_, count_, 0, first_, std::exchange(loss_, {}), {});
+  }
+}
 
 Tensor LossScaler::begin_backward(const Tensor& loss, int id) {
   const bool first = !std::exchange(open_, true);
   if (first) ++round_, moving_ = 0;
   moving_ |= uint64_t{1} << id;
   scaled_ = delayed_;
+  if (seed_) {
+    note_loss();
+    loss_ = loss, first_ = first;
+    return seed_;
+  }
   const Tensor seed = Tensor::empty({}, DType::f32, device());
   if constexpr (kCudaBuild) {
     if (device().is_cuda()) {
@@ -48,6 +64,7 @@ Tensor LossScaler::begin_backward(const Tensor& loss, int id) {
 }
 
 void LossScaler::unscale(int id, std::span<const Var> params, std::span<const Tensor> before) {
+  note_loss();
   std::vector<Tensor> grads, sums;
   std::vector<int> indices;
   for (size_t i = 0; i < params.size(); ++i) {
@@ -94,11 +111,15 @@ void LossScaler::check_round(std::string_view optimizer, uint64_t last) const {
         "amp.backward(loss), in place of loss.backward(), before each step()");
 }
 
-uint64_t LossScaler::take_moving() { return std::exchange(moving_, 0); }
+Scaling LossScaler::take() {
+  open_ = false;
+  return {states_, count_, scaled_, std::exchange(moving_, 0), options_, std::exchange(loss_, {}), seed_, first_};
+}
 
 void LossScaler::abandon() {
   open_ = scaled_ = false;
   moving_ = 0;
+  loss_ = {};
 }
 
 std::string StepControl::cause(const StepRecord& r) const {

@@ -8,7 +8,8 @@ template <class T>
 __global__ void begin_kernel(ScalerState* states, int count, int id, bool first, const T* loss, float* seed) {
   let_next_start();
   wait_for_previous();
-  *seed = begin_backward(states, count, id, first, finite_bits(*loss));
+  const float scale = begin_backward(states, count, id, first, finite_bits(*loss));
+  if (seed) *seed = scale;
 }
 
 // sum += grad / scale, with a note where a gradient is not finite.
@@ -38,7 +39,7 @@ void begin_backward_cuda(const Tensor& states, int count, int id, bool first, co
   CudaContext& cuda = Context::of(states.device()).cuda();
   dispatch_floating(loss.dtype(), "amp.backward", [&]<class T>() {
     launch_early(cuda, begin_kernel<T>, 1, 1, reinterpret_cast<ScalerState*>(states.data<uint8_t>()), count, id, first,
-                 loss.data<T>(), seed.data<float>());
+                 loss.data<T>(), seed ? seed.data<float>() : nullptr);
   });
 }
 

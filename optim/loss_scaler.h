@@ -11,6 +11,21 @@
 
 namespace ht::optim {
 
+// What a step knows of the loss scaler.
+struct Scaling {
+  Tensor states;  // ScalerState [count] as bytes; undefined: there is no scaler
+  int count = 0;
+  bool scaled = false;  // gradients hold the scale of the only loss
+  uint64_t moving = 0;  // bit i: scale i is to move with this step
+  ScalerOptions options;
+  // On CUDA, where gradients are unscaled by the step itself. The loss has not been looked at yet; `first`: it is that
+  // of the first backward since a step. Undefined: all is noted. The seed follows the scale.
+  Tensor loss, seed;
+  bool first = false;
+
+  ScalerState* on_device() const { return states ? reinterpret_cast<ScalerState*>(states.data<uint8_t>()) : nullptr; }
+};
+
 // The loss scales of one Amp, a state each, on the device. A round: backwards of one or more losses, then a step of
 // each optimizer.
 class LossScaler {
@@ -27,7 +42,8 @@ class LossScaler {
   const Tensor& states() const { return states_; }  // ScalerState [count] as bytes
   ScalerState* states_cpu() const { return reinterpret_cast<ScalerState*>(states_.data<uint8_t>()); }
 
-  // The seed of a backward of loss `id`: its scale, a scalar f32. Notes a loss that is not finite.
+  // The seed of a backward of loss `id`: its scale, a scalar f32. Notes a loss that is not finite, at once or, on CUDA
+  // and `delayed`, where that would be a kernel of its own, with the next backward or step.
   Tensor begin_backward(const Tensor& loss, int id);
   // Replaces the slots of `params`, which hold gradients times scale `id`, by FP32 (f64 for f64) ones: `before`, where
   // it is defined, plus the unscaled gradient. Notes gradients that are not finite.
@@ -37,18 +53,22 @@ class LossScaler {
   void check_round(std::string_view optimizer, uint64_t last) const;
   uint64_t round() const { return round_; }
   bool round_open() const { return open_; }  // a backward came, and no step since
-  uint64_t take_moving();                    // bit i: scale i is to move with this step
-  void end_round() { open_ = false; }
-  void abandon();  // the gradients were dropped
+  Scaling take();                            // for a step, which ends the round
+  void abandon();                            // the gradients were dropped
 
   ScalerState read(int id) const;  // waits for the device
   void write(int id, const ScalerState& state) const;
 
  private:
+  void note_loss();
+
   ScalerOptions options_;
   int count_;
   bool delayed_;
   Tensor states_;
+  Tensor seed_;         // delayed, on CUDA: a scalar f32 that is the scale
+  Tensor loss_;         // of the newest backward, not looked at yet
+  bool first_ = false;  // that was the round's first
   uint64_t round_ = 0, moving_ = 0;
   bool open_ = false;  // a backward came, no step yet
   bool scaled_ = false;
@@ -112,6 +132,7 @@ struct StepControl {
 bool all_finite(const Tensor& t);
 
 // The CUDA side (optim/loss_scaler.cu).
+// `seed` may be undefined.
 void begin_backward_cuda(const Tensor& states, int count, int id, bool first, const Tensor& loss, const Tensor& seed);
 void unscale_cuda(const Tensor& states, int id, std::span<const Tensor> grads, std::span<const Tensor> sums,
                   std::span<const int> indices);

@@ -9,20 +9,19 @@
 
 namespace ht::optim {
 
-inline constexpr int kTableSize = 48;  // tensors a launch; the table must fit 4 KiB of kernel parameters
-inline constexpr int kPointers = 5;    // parameter, gradient, two buffers, half copy
+inline constexpr int kPointers = 5;  // parameter, gradient, two buffers, half copy
 
 // Elements that a block takes at a time: few enough that small tensors, too, keep the whole device busy.
-inline int64_t chunk_for(const CudaContext& cuda, int64_t elements) {
+inline int64_t chunk_for(const CudaContext& cuda, int64_t elements, int chunks_per_sm = 8) {
   constexpr int64_t kLeast = 4 * kBlock, kMost = 1 << 14;
-  const int64_t share = elements / (int64_t{cuda.sm_count} * 8);
-  return std::clamp(share / kLeast * kLeast, kLeast, kMost);
+  const int64_t chunks = int64_t{cuda.sm_count} * chunks_per_sm;
+  return std::clamp((elements + chunks * kLeast - 1) / (chunks * kLeast) * kLeast, kLeast, kMost);
 }
 
 // Tensor i has `n[i]` elements; chunks [first[i], first[i + 1]), of `chunk` elements but for the last, are its own.
 struct TensorTable {
   void* at[kTableSize][kPointers];
-  const int64_t* step[kTableSize];
+  int64_t* step[kTableSize];
   int64_t n[kTableSize];
   int first[kTableSize + 1];
   int index[kTableSize];      // of the parameter
@@ -40,8 +39,8 @@ struct TensorTable {
     ++count;
   }
   int chunks() const { return count ? first[count] : 0; }
-  unsigned blocks(const CudaContext& cuda) const {
-    return static_cast<unsigned>(std::min(chunks(), cuda.sm_count * 4));
+  unsigned blocks(const CudaContext& cuda, int per_sm = 4) const {
+    return static_cast<unsigned>(std::min(chunks(), cuda.sm_count * per_sm));
   }
 };
 static_assert(sizeof(TensorTable) <= 3900);
@@ -81,11 +80,12 @@ __device__ __forceinline__ uint16_t half_bits_of(float v, bool bfloat16) {
 
 // Calls launch(table) for each full or last table of the items that `add(table, item)` puts in; add says if it did.
 template <class Item, class Add, class Launch>
-void for_tables_of(const CudaContext& cuda, std::span<const Item> items, Add&& add, Launch&& launch) {
+void for_tables_of(const CudaContext& cuda, std::span<const Item> items, Add&& add, Launch&& launch,
+                   int chunks_per_sm = 8) {
   int64_t elements = 0;
   for (const Item& item : items) elements += item.numel();
   TensorTable table;
-  table.chunk = chunk_for(cuda, elements);
+  table.chunk = chunk_for(cuda, elements, chunks_per_sm);
   for (const Item& item : items) {
     if (add(table, item) && table.full()) {
       launch(table);
@@ -119,10 +119,38 @@ __device__ __forceinline__ void with_floating_type(DType dtype, F&& f) {
   }
 }
 
+// Calls look(g) for the elements [begin, end) of the gradient at [t][kAt].
+template <int kAt, class Look>
+__device__ __forceinline__ void for_gradient(const TensorTable& table, int t, int64_t begin, int64_t end, Look&& look) {
+  with_floating_type(table.grad[t], [&]<class G>() {
+    const G* grad = static_cast<const G*>(table.at[t][kAt]);
+    constexpr int kWide = Pack<G>::size;
+    const int64_t tail = reinterpret_cast<uintptr_t>(grad) % 16 == 0 ? begin + (end - begin) / kWide * kWide : begin;
+    constexpr int64_t kStep = int64_t{kBlock} * kWide;
+    const auto look_at = [&]<int kCount>(int64_t i) {  // packs, whose loads all go out before the first look
+      Pack<G> g[kCount];
+#pragma unroll
+      for (int u = 0; u < kCount; ++u) g[u] = *reinterpret_cast<const Pack<G>*>(grad + i + u * kStep);
+#pragma unroll
+      for (int u = 0; u < kCount; ++u)
+#pragma unroll
+        for (int k = 0; k < kWide; ++k) look(g[u].v[k]);
+    };
+    int64_t i = begin + int64_t{threadIdx.x} * kWide;
+    for (; i + 3 * kStep < tail; i += 4 * kStep) look_at.template operator()<4>(i);
+    for (; i < tail; i += kStep) look_at.template operator()<1>(i);
+    for (i = tail + threadIdx.x; i < end; i += kBlock) look(grad[i]);
+  });
+}
+
+// Of a step in one launch (optim/whole_step.cuh), a chunk or two each, so that all of them run at once.
+constexpr int kWholeStepBlocks = 2;  // an SM
+
 // Sorts the items by the parameter's dtype, fills tables with parameter, gradient, buffers and half copy, and calls
 // launch.operator()<P>(table, blocks) for each full or last one.
 template <class Launch>
-void for_tables(const CudaContext& cuda, std::span<const UpdateItem> items, Launch&& launch) {
+void for_tables(const CudaContext& cuda, std::span<const UpdateItem> items, const GradRule& rule, Launch&& launch) {
+  const int blocks_per_sm = rule.whole ? kWholeStepBlocks : 4;
   for_floating([&]<class P>() {
     for_tables_of(
         cuda, items,
@@ -136,7 +164,8 @@ void for_tables(const CudaContext& cuda, std::span<const UpdateItem> items, Laun
                     item.param.numel());
           return true;
         },
-        [&](const TensorTable& table) { launch.template operator()<P>(table, table.blocks(cuda)); });
+        [&](const TensorTable& table) { launch.template operator()<P>(table, table.blocks(cuda, blocks_per_sm)); },
+        rule.whole ? kWholeStepBlocks : 8);
   });
 }
 

@@ -125,28 +125,58 @@ void Optimizer::step() {
     index += static_cast<int>(g.params.size());
   }
   if (control) control->scaler->check_round(name_, control->stepped_round);
-  const GradRule rule = judge_gradients(items, control.get());
+  const Scaling scaling = control ? control->scaler->take() : Scaling{};
+  const GradRule rule = judge_gradients(items, control.get(), scaling);
   size_t begin = 0;
   for (size_t i = 0; i < groups_.size(); begin = ends[i++])
     update(i, {groups_[i].rates, applied_}, std::span(items).subspan(begin, ends[i] - begin), rule);
-  finish_step(items, rule, control.get());
+  finish_step(items, rule, control.get(), scaling);
+}
+
+// Few enough for each block of one launch to wait for the others, and nothing that such a launch cannot do.
+bool Optimizer::takes_one_launch(std::span<const UpdateItem> items, const StepControl* control) const {
+  constexpr int64_t kMost = 1 << 20;  // elements
+  if (!device().is_cuda() || groups_.size() != 1 || items.size() > size_t{kTableSize} || clips_by_norm()) return false;
+  if (control && (!control->scaler->delayed() || !control->buffers.entries().empty())) return false;
+  int64_t elements = 0;
+  for (const UpdateItem& item : items) {
+    if (item.param.dtype() != items.front().param.dtype()) return false;
+    elements += item.numel();
+  }
+  return elements > 0 && elements <= kMost;
 }
 
 // Are the gradients finite, and what is their norm? The verdict stays on the device.
-GradRule Optimizer::judge_gradients(std::span<const UpdateItem> items, const StepControl* control) {
+GradRule Optimizer::judge_gradients(std::span<const UpdateItem> items, const StepControl* control,
+                                    const Scaling& scaling) {
   if (!control) early_.reset();
-  if (!control && !clips_by_norm()) return {{}, clip_.value};
-  make_record();
-  const LossScaler* scaler = control ? control->scaler.get() : nullptr;
-  const int count = scaler ? scaler->count() : 0;
-  const bool scaled = scaler && scaler->scaled();
-  GradRule rule{record_, clip_.value};
+  GradRule rule{{}, clip_.value};
+  if (control || clips_by_norm()) {
+    make_record();
+    rule.record = record_;
+  }
+  if (takes_one_launch(items, control)) {
+    if (early_) early_->forget();  // gradients that are not among these
+    if (!meeting_) meeting_ = Tensor::zeros({int64_t{sizeof(Meeting)}}, DType::u8, device());
+    rule.whole = WholeStep{reinterpret_cast<Meeting*>(meeting_.data<uint8_t>()),
+                           applied_.data<int64_t>(),
+                           rule.on_device(),
+                           scaling.on_device(),
+                           scaling.seed ? scaling.seed.data<float>() : nullptr,
+                           scaling.loss.data(),
+                           scaling.loss.dtype(),
+                           scaling.first,
+                           scaling.scaled,
+                           scaling.moving,
+                           scaling.options};
+    return rule;
+  }
+  if (!rule.record) return rule;
   if constexpr (kCudaBuild) {
     if (device().is_cuda()) {
       std::vector<UpdateItem> rest;
       const Tensor seen = early_ ? early_->take(items, rest) : Tensor();
-      judge_gradients_cuda(seen ? rest : items, record_, partials_,
-                           {scaler ? scaler->states() : Tensor(), count, scaled, clip_.norm, seen});
+      judge_gradients_cuda(seen ? rest : items, record_, partials_, scaling, clip_.norm, seen);
       return rule;
     }
   }
@@ -154,16 +184,16 @@ GradRule Optimizer::judge_gradients(std::span<const UpdateItem> items, const Ste
   double squares = 0;
   for (const UpdateItem& item : items) {
     if (clips_by_norm()) squares += sum_of_squares(item.grad);
-    if (!scaler || all_finite(item.grad)) continue;
+    if (!control || all_finite(item.grad)) continue;
     record.bad_gradient = 1;
     record.first_bad = std::max(record.first_bad, item.index);
   }
-  const ScalerState* states = scaler ? scaler->states_cpu() : nullptr;
-  judge(record, states, count, scaled, squares, clip_.norm);
+  judge(record, scaling.on_device(), scaling.count, scaling.scaled, squares, clip_.norm);
   return rule;
 }
 
-void Optimizer::finish_step(std::span<const UpdateItem> items, const GradRule& rule, StepControl* control) {
+void Optimizer::finish_step(std::span<const UpdateItem> items, const GradRule& rule, StepControl* control,
+                            const Scaling& scaling) {
   for (const UpdateItem& item : items) {
     item.param.bump_version();
     if (item.half) item.half.bump_version();
@@ -171,20 +201,13 @@ void Optimizer::finish_step(std::span<const UpdateItem> items, const GradRule& r
   }
   for (const Group& g : groups_)
     for (const Var& p : g.params) p.state()->grad_scaled = false;
-  LossScaler* scaler = control ? control->scaler.get() : nullptr;
-  const int count = scaler ? scaler->count() : 0;
-  const bool scaled = scaler && scaler->scaled();
-  const uint64_t moving = scaler ? scaler->take_moving() : 0;
-  const ScalerOptions options = scaler ? scaler->options() : ScalerOptions{};
-  if (control) {
-    control->stepped_round = scaler->round();
-    scaler->end_round();
-  }
+  if (control) control->stepped_round = control->scaler->round();
   if constexpr (kCudaBuild) {
-    if (device().is_cuda())
-      return finish_step_cuda(
-          items, {applied_, rule.record, control ? control->buffers.settle() : std::span<const BufferGuard::Entry>(),
-                  scaler ? scaler->states() : Tensor(), count, scaled, moving, options});
+    if (device().is_cuda()) {
+      const auto buffers = control ? control->buffers.settle() : std::span<const BufferGuard::Entry>();
+      if (!rule.whole) finish_step_cuda(items, applied_, rule.record, buffers, scaling);
+      return;
+    }
   }
   if (!rule.skip()) {
     for (const UpdateItem& item : items) ++*item.step.data<int64_t>();
@@ -192,7 +215,7 @@ void Optimizer::finish_step(std::span<const UpdateItem> items, const GradRule& r
   }
   if (!control) return;
   control->buffers.settle_cpu(rule.skip());
-  settle(*rule.on_device(), scaler->states_cpu(), count, scaled, moving, options);
+  settle(*rule.on_device(), scaling.on_device(), scaling.count, scaling.scaled, scaling.moving, scaling.options);
 }
 
 void Optimizer::make_record() {

@@ -23,30 +23,11 @@ __global__ void __launch_bounds__(kBlock)
   double squares = 0;
   for_chunks(table, [&](int t, int64_t begin, int64_t end) {
     bool bad = false;
-    with_floating_type(table.grad[t], [&]<class G>() {
-      const G* grad = static_cast<const G*>(table.at[t][0]);
-      constexpr int kWide = Pack<G>::size;
-      const int64_t tail = reinterpret_cast<uintptr_t>(grad) % 16 == 0 ? begin + (end - begin) / kWide * kWide : begin;
-      const auto look = [&](G g) {
-        bad |= !finite_bits(g);
-        if (!partial) return;
-        const double value = static_cast<double>(load_as(g));
-        squares += value * value;
-      };
-      constexpr int64_t kStep = int64_t{kBlock} * kWide;
-      const auto look_at = [&]<int kCount>(int64_t i) {  // packs, whose loads all go out before the first look
-        Pack<G> g[kCount];
-#pragma unroll
-        for (int u = 0; u < kCount; ++u) g[u] = *reinterpret_cast<const Pack<G>*>(grad + i + u * kStep);
-#pragma unroll
-        for (int u = 0; u < kCount; ++u)
-#pragma unroll
-          for (int k = 0; k < kWide; ++k) look(g[u].v[k]);
-      };
-      int64_t i = begin + int64_t{threadIdx.x} * kWide;
-      for (; i + 3 * kStep < tail; i += 4 * kStep) look_at.template operator()<4>(i);
-      for (; i < tail; i += kStep) look_at.template operator()<1>(i);
-      for (i = tail + threadIdx.x; i < end; i += kBlock) look(grad[i]);
+    for_gradient<0>(table, t, begin, end, [&](auto g) {
+      bad |= !finite_bits(g);
+      if (!partial) return;
+      const double value = static_cast<double>(load_as(g));
+      squares += value * value;
     });
     if (bad) atomicMax(first_bad, table.index[t]);
   });
@@ -55,8 +36,15 @@ __global__ void __launch_bounds__(kBlock)
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
+// A loss that has not been looked at: all that a backward would have told the scaler.
+struct LateLoss {
+  const void* value;  // or null
+  DType dtype;
+  bool first;
+};
+
 __global__ void __launch_bounds__(kBlock)
-    judge_kernel(StepRecord* record, const ScalerState* states, int count, bool scaled, const double* partial,
+    judge_kernel(StepRecord* record, ScalerState* states, int count, bool scaled, LateLoss loss, const double* partial,
                  int64_t partials, double max_norm, int32_t* first_bad) {
   let_next_start();
   wait_for_previous();
@@ -64,6 +52,10 @@ __global__ void __launch_bounds__(kBlock)
   for (int64_t i = threadIdx.x; i < partials; i += kBlock) sum += partial[i];
   sum = block_sum(sum);
   if (threadIdx.x != 0) return;
+  if (loss.value)
+    with_floating_type(loss.dtype, [&]<class T>() {
+      begin_backward(states, count, 0, loss.first, finite_bits(*static_cast<const T*>(loss.value)));
+    });
   if (first_bad) record->first_bad = max(record->first_bad, *first_bad), *first_bad = -1;
   record->bad_gradient = record->first_bad >= 0;
   judge(*record, states, count, scaled, sum, max_norm);
@@ -81,6 +73,7 @@ struct FinishTable {
 
 struct Scales {
   ScalerState* states;
+  float* seed;
   int count;
   bool scaled, last;  // last: of this step's launches
   uint64_t moving;
@@ -97,8 +90,10 @@ __global__ void __launch_bounds__(kBlock) finish_kernel(const __grid_constant__ 
   const bool skip = record && record->skip;
   if (blockIdx.x == 0) {
     for (int i = static_cast<int>(threadIdx.x); !skip && i < table.counters; i += kBlock) ++*table.counter[i];
-    if (threadIdx.x == 0 && scales.last && record)
+    if (threadIdx.x == 0 && scales.last && record) {
       settle(*record, scales.states, scales.count, scales.scaled, scales.moving, scales.options);
+      if (scales.seed) *scales.seed = scales.states->scale;
+    }
     return;
   }
   const auto& b = table.buffer[blockIdx.x - 1];
@@ -121,16 +116,16 @@ __global__ void __launch_bounds__(kBlock) finish_kernel(const __grid_constant__ 
 }  // namespace
 
 void judge_gradients_cuda(std::span<const UpdateItem> items, const Tensor& record, Tensor& partials,
-                          const Judgement& j) {
+                          const Scaling& scaling, double max_norm, const Tensor& first_bad) {
   CudaContext& cuda = Context::of(record.device()).cuda();
   auto* r = reinterpret_cast<StepRecord*>(record.data<uint8_t>());
-  const bool norm = !std::isinf(j.max_norm);
+  const bool norm = !std::isinf(max_norm);
   // At most one table of each dtype is not full.
   const int64_t most = norm ? (static_cast<int64_t>(items.size()) / kTableSize + 4) * cuda.sm_count * 4 : 0;
   if (norm && (!partials || partials.numel() < most)) partials = Tensor::empty({most}, DType::f64, record.device());
   double* partial = norm ? partials.data<double>() : nullptr;
   int64_t used = 0;
-  if (j.count > 0 || norm)
+  if (scaling.count > 0 || norm)
     for_tables_of(
         cuda, items,
         [](TensorTable& table, const UpdateItem& item) {
@@ -145,9 +140,9 @@ void judge_gradients_cuda(std::span<const UpdateItem> items, const Tensor& recor
           HT_LAUNCHED("inspect gradients");
           if (norm) used += blocks;
         });
-  const auto* states = j.states ? reinterpret_cast<const ScalerState*>(j.states.data<uint8_t>()) : nullptr;
-  launch_early(cuda, judge_kernel, 1, kBlock, r, states, j.count, j.scaled, partial, used, j.max_norm,
-               j.first_bad ? j.first_bad.data<int32_t>() : nullptr);
+  launch_early(cuda, judge_kernel, 1, kBlock, r, scaling.on_device(), scaling.count, scaling.scaled,
+               LateLoss{scaling.loss.data(), scaling.loss.dtype(), scaling.first}, partial, used, max_norm,
+               first_bad ? first_bad.data<int32_t>() : nullptr);
 }
 
 void check_early_cuda(const Tensor& grad, int index, const Tensor& first_bad) {
@@ -164,28 +159,24 @@ void check_early_cuda(const Tensor& grad, int index, const Tensor& first_bad) {
   });
 }
 
-void finish_step_cuda(std::span<const UpdateItem> items, const Settlement& s) {
-  CudaContext& cuda = Context::of(s.applied.device()).cuda();
-  auto* record = s.record ? reinterpret_cast<StepRecord*>(s.record.data<uint8_t>()) : nullptr;
-  Scales scales{s.states ? reinterpret_cast<ScalerState*>(s.states.data<uint8_t>()) : nullptr,
-                s.count,
-                s.scaled,
-                false,
-                s.moving,
-                s.options};
+void finish_step_cuda(std::span<const UpdateItem> items, const Tensor& applied, const Tensor& record,
+                      std::span<const BufferGuard::Entry> buffers, const Scaling& s) {
+  CudaContext& cuda = Context::of(applied.device()).cuda();
+  auto* r = record ? reinterpret_cast<StepRecord*>(record.data<uint8_t>()) : nullptr;
+  Scales scales{s.on_device(), s.seed ? s.seed.data<float>() : nullptr, s.count, s.scaled, false, s.moving, s.options};
   FinishTable table;
   const auto launch = [&](bool last) {
     scales.last = last;
-    launch_early(cuda, finish_kernel, static_cast<unsigned>(table.buffers) + 1, kBlock, table, record, scales);
+    launch_early(cuda, finish_kernel, static_cast<unsigned>(table.buffers) + 1, kBlock, table, r, scales);
     table.counters = table.buffers = 0;
   };
   const auto count = [&](int64_t* counter) {
     if (table.counters == FinishTable::kCounters) launch(false);
     table.counter[table.counters++] = counter;
   };
-  count(s.applied.data<int64_t>());
+  count(applied.data<int64_t>());
   for (const UpdateItem& item : items) count(item.step.data<int64_t>());
-  for (const BufferGuard::Entry& e : s.buffers) {
+  for (const BufferGuard::Entry& e : buffers) {
     if (table.buffers == FinishTable::kBuffers) launch(false);
     table.buffer[table.buffers++] = {static_cast<char*>(e.value.data()), static_cast<char*>(e.snapshot.data()),
                                      static_cast<int64_t>(e.value.bytes())};

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -48,10 +49,38 @@ struct ClipOptions {
   double value = std::numeric_limits<double>::infinity();
 };
 
+inline constexpr int kTableSize = 48;  // parameters that one launch takes: its table lies in the kernel's parameters
+
+// Where the blocks of a launch meet (optim/whole_step.cuh). Two places, in turns, so that one can be cleared while
+// late blocks still read the other.
+struct Meeting {
+  struct alignas(8) Place {
+    uint32_t arrived = 0;  // blocks
+    int32_t bad = 0;       // the largest parameter with a bad gradient, + 1
+  } place[2];
+  int32_t now = 0;
+};
+
+// A step of few numbers, whose one launch also judges the gradients before the update and counts and settles after it.
+// All on the device.
+struct WholeStep {
+  Meeting* meeting = nullptr;
+  int64_t* applied = nullptr;
+  StepRecord* record = nullptr;  // null: no scaler, so that nothing is judged
+  ScalerState* state = nullptr;
+  float* seed = nullptr;
+  const void* loss = nullptr;  // not looked at yet, or null
+  DType loss_dtype = DType::f32;
+  bool first = false, scaled = false;
+  uint64_t moving = 0;
+  ScalerOptions options;
+};
+
 // What becomes of the gradients of a step. On the CPU: skip() and transform(); kernels read the record themselves.
 struct GradRule {
   Tensor record;  // StepRecord as bytes; undefined: neither a scaler nor clipping by norm
   double clip_value = std::numeric_limits<double>::infinity();
+  std::optional<WholeStep> whole = {};
 
   StepRecord* on_device() const { return record ? reinterpret_cast<StepRecord*>(record.data<uint8_t>()) : nullptr; }
   bool skip() const { return record && on_device()->skip; }
@@ -134,8 +163,10 @@ class Optimizer {
   std::vector<UpdateItem> items_of(const Group& group, int first_index) const;
   void make_record();
   bool clips_by_norm() const { return clip_.norm < std::numeric_limits<double>::infinity(); }
-  GradRule judge_gradients(std::span<const UpdateItem> items, const StepControl* control);
-  void finish_step(std::span<const UpdateItem> items, const GradRule& rule, StepControl* control);
+  bool takes_one_launch(std::span<const UpdateItem> items, const StepControl* control) const;
+  GradRule judge_gradients(std::span<const UpdateItem> items, const StepControl* control, const Scaling& scaling);
+  void finish_step(std::span<const UpdateItem> items, const GradRule& rule, StepControl* control,
+                   const Scaling& scaling);
   const Group& group_at(size_t group) const;
   template <class F>
   void visit_state(F&& f) const;  // f(key, tensor)
@@ -146,6 +177,7 @@ class Optimizer {
   ClipOptions clip_;
   Tensor record_;    // StepRecord as bytes, once a scaler or clipping needs it
   Tensor partials_;  // f64: working memory of the norm
+  Tensor meeting_;   // Meeting as bytes, once a step is one launch on CUDA
   std::weak_ptr<StepControl> control_;
   std::shared_ptr<EarlyCheck> early_;  // under amp on CUDA
 };
@@ -153,26 +185,13 @@ class Optimizer {
 // Throws Error naming optimizer, field, value and group unless `value` is finite and at least 0.
 void check_hyperparameter(std::string_view optimizer, std::string_view field, double value, size_t group);
 
-// The CUDA side (optim/optimizer.cu). `partials` grows as needed.
-struct Judgement {
-  Tensor states;  // of the scaler; undefined: none
-  int count = 0;
-  bool scaled = false;
-  double max_norm = std::numeric_limits<double>::infinity();
-  Tensor first_bad;  // of gradients that EarlyCheck has looked at, which are not among the items; or undefined
-};
+// The CUDA side (optim/optimizer.cu). `partials` grows as needed; `first_bad` is of gradients that EarlyCheck has
+// looked at, which are not among the items, or undefined.
 void judge_gradients_cuda(std::span<const UpdateItem> items, const Tensor& record, Tensor& partials,
-                          const Judgement& judgement);
-// Counts the step and each item's update and settles buffers, record and scales, all on the device.
-struct Settlement {
-  Tensor applied, record;  // record undefined: no step is ever skipped
-  std::span<const BufferGuard::Entry> buffers;
-  Tensor states;
-  int count = 0;
-  bool scaled = false;
-  uint64_t moving = 0;
-  ScalerOptions options;
-};
-void finish_step_cuda(std::span<const UpdateItem> items, const Settlement& settlement);
+                          const Scaling& scaling, double max_norm, const Tensor& first_bad);
+// Counts the step and each item's update and settles buffers, record and scales, all on the device. `record` undefined:
+// no step is ever skipped.
+void finish_step_cuda(std::span<const UpdateItem> items, const Tensor& applied, const Tensor& record,
+                      std::span<const BufferGuard::Entry> buffers, const Scaling& scaling);
 
 }  // namespace ht::optim

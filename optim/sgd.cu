@@ -1,6 +1,6 @@
 // The update of optim/sgd.cpp on CUDA: one launch for up to 48 parameters, all state read from device memory.
-#include "optim/multi_tensor.cuh"
 #include "optim/sgd.h"
+#include "optim/whole_step.cuh"
 
 namespace ht::optim {
 
@@ -80,31 +80,41 @@ __device__ __forceinline__ void update_chunk(const TensorTable& table, int t, in
   }
 }
 
-template <class P>
+template <class P, bool kWhole>
 __global__ void __launch_bounds__(kBlock)
     sgd_kernel(const __grid_constant__ TensorTable table, SgdOptions o, const double* rates, int64_t rate_count,
-               const int64_t* applied, const StepRecord* record, double clip_value) {
+               const int64_t* applied, const StepRecord* record, double clip_value,
+               const __grid_constant__ WholeStep whole) {
   using A = acc_t<P>;
   let_next_start();
   wait_for_previous();
-  const GradTransform<A> transform = grad_transform<A>(record, clip_value);
   const double lr = rate_now(rates, rate_count, applied);
-  if (record && record->skip) return;  // after the loads, so that they are on their way together
-  int tensor = -1;                     // that c is of
-  Coefficients<A> c{};
-  for_chunks_back(table, [&](int t, int64_t begin, int64_t end) {
-    if (t != tensor) c = coefficients<A>(o, lr, *table.step[t] == 0), tensor = t;
-    with_floating_type(table.grad[t],
-                       [&]<class G>() { update_chunk<P, G>(table, t, begin, end, c, transform, o.nesterov); });
-  });
+  if constexpr (kWhole) {
+    meet(table, whole, step_view());
+    record = whole.record ? &step_view().record : nullptr;
+  }
+  const GradTransform<A> transform = grad_transform<A>(record, clip_value);
+  if (!(record && record->skip)) {  // after the loads, so that they are on their way together
+    int tensor = -1;                // that c is of
+    Coefficients<A> c{};
+    for_chunks_back(table, [&](int t, int64_t begin, int64_t end) {
+      if (t != tensor) c = coefficients<A>(o, lr, (kWhole ? step_view().steps[t] : *table.step[t]) == 0), tensor = t;
+      with_floating_type(table.grad[t],
+                         [&]<class G>() { update_chunk<P, G>(table, t, begin, end, c, transform, o.nesterov); });
+    });
+  }
+  if constexpr (kWhole) settle_together(table, whole, step_view());
 }
 }  // namespace
 
 void sgd_cuda(const SgdOptions& options, const Rate& rate, std::span<const UpdateItem> items, const GradRule& rule) {
   CudaContext& cuda = Context::of(rate.applied.device()).cuda();
-  for_tables(cuda, items, [&]<class P>(const TensorTable& table, unsigned blocks) {
-    launch_early(cuda, sgd_kernel<P>, blocks, kBlock, table, options, rate.values.data<double>(), rate.values.numel(),
-                 rate.applied.data<int64_t>(), rule.on_device(), rule.clip_value);
+  for_tables(cuda, items, rule, [&]<class P>(const TensorTable& table, unsigned blocks) {
+    const auto launch = [&](auto* kernel, const WholeStep& whole) {
+      launch_early(cuda, kernel, blocks, kBlock, table, options, rate.values.data<double>(), rate.values.numel(),
+                   rate.applied.data<int64_t>(), rule.on_device(), rule.clip_value, whole);
+    };
+    rule.whole ? launch(sgd_kernel<P, true>, *rule.whole) : launch(sgd_kernel<P, false>, {});
   });
 }
 

@@ -1,0 +1,94 @@
+// A step in one launch: the update's blocks also inspect the gradients before it, agree on the verdict by meeting in
+// global memory, and count and settle after it. For so few blocks that all of them run at once.
+#pragma once
+
+#include "optim/multi_tensor.cuh"
+
+namespace ht::optim {
+
+// What the threads of a block know of the step: in shared memory.
+struct StepView {
+  StepRecord record;          // as it will be, before it is settled
+  ScalerState state;          // likewise
+  int64_t steps[kTableSize];  // updates of each parameter so far
+  int32_t bad;                // the block's largest parameter with a bad gradient, + 1
+};
+
+__device__ inline StepView& step_view() {
+  __shared__ alignas(StepView) unsigned char bytes[sizeof(StepView)];
+  return *reinterpret_cast<StepView*>(bytes);
+}
+
+// Waits until all blocks have arrived at a place and gives what they brought. One thread.
+__device__ inline int32_t wait_for_blocks(const Meeting::Place& place) {
+  unsigned long long both;
+  do {
+    both = *reinterpret_cast<const volatile unsigned long long*>(&place);
+  } while (static_cast<uint32_t>(both) < gridDim.x);
+  __threadfence();
+  return static_cast<int32_t>(both >> 32);
+}
+
+// Called by all threads before the update. What is read here is not written by any block before all have arrived.
+__device__ inline void meet(const TensorTable& table, const WholeStep& w, StepView& s) {
+  constexpr int kClerk = kBlock - 1;  // where a chunk of halves gives least to do
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < table.count) s.steps[thread] = *table.step[thread];
+  Meeting::Place* place = nullptr;
+  if (thread == kClerk) {
+    place = &w.meeting->place[w.meeting->now];
+    s.bad = 0;
+    if (w.record) {  // all of the verdict but the gradients' part
+      s.record = *w.record;
+      s.state = *w.state;
+      if (w.loss)
+        with_floating_type(w.loss_dtype, [&]<class T>() {
+          begin_backward(&s.state, 1, 0, w.first, finite_bits(*static_cast<const T*>(w.loss)));
+        });
+      judge(s.record, &s.state, 1, w.scaled, 0, std::numeric_limits<double>::infinity());
+    }
+  }
+  if (w.record) {
+    int32_t bad = 0;
+    for_chunks_back(table, [&](int t, int64_t begin, int64_t end) {
+      for_gradient<1>(table, t, begin, end, [&](auto g) {
+        if (!finite_bits(g)) bad = max(bad, table.index[t] + 1);
+      });
+    });
+    __syncthreads();
+    if (bad) atomicMax(&s.bad, bad);
+  }
+  __syncthreads();
+  if (thread == kClerk) {
+    if (s.bad) atomicMax(&place->bad, s.bad);
+    __threadfence();
+    atomicAdd(&place->arrived, 1u);
+    if (w.record) {
+      const int32_t bad = wait_for_blocks(*place);
+      if (bad) s.record.bad_gradient = s.record.skip = 1, s.record.first_bad = bad - 1;
+    }
+  }
+  __syncthreads();
+}
+
+// Called by all threads after the update: the first block writes what the step leaves.
+__device__ inline void settle_together(const TensorTable& table, const WholeStep& w, StepView& s) {
+  if (blockIdx.x != 0) return;
+  const int thread = static_cast<int>(threadIdx.x), now = w.meeting->now;
+  if (thread == 0 && !w.record) wait_for_blocks(w.meeting->place[now]);  // else it has
+  __syncthreads();
+  const bool skip = w.record && s.record.skip;
+  if (!skip && thread < table.count) *table.step[thread] = s.steps[thread] + 1;
+  if (thread != 0) return;
+  if (!skip) ++*w.applied;
+  if (w.record) {
+    settle(s.record, &s.state, 1, w.scaled, w.moving, w.options);
+    *w.record = s.record;
+    *w.state = s.state;
+    if (w.seed) *w.seed = s.state.scale;
+  }
+  w.meeting->place[1 - now] = {};
+  w.meeting->now = 1 - now;
+}
+
+}  // namespace ht::optim
