@@ -1,6 +1,6 @@
 // Microseconds of the smallest training step (bench/linear_step.h), as it is and as one CUDA graph. A line of JSON a
 // measurement, as bench/pytorch_toy.py prints them.
-//   bench_linear_gpu [--device cuda] [--windows 7] [--steps 500]
+//   bench_linear_gpu [--device cuda] [--modes fp32 tf32 amp] [--windows 7] [--steps 500]
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
@@ -26,7 +26,9 @@ void measure(ht::Device device, const std::string& method, bool eager, int windo
 int run(int argc, const char* const* argv) {
   CLI::App app("The smallest training step", "bench_linear_gpu");
   std::string device = "cuda";
+  std::vector<std::string> modes{"fp32", "tf32", "amp"};
   int windows = 7, steps = 500;
+  app.add_option("--modes", modes)->check(CLI::IsMember(bench::kMethods));
   app.add_option("--device", device, "cpu, cuda or cuda:N");
   app.add_option("--windows", windows)->check(CLI::PositiveNumber);
   app.add_option("--steps", steps)->check(CLI::PositiveNumber);
@@ -36,7 +38,7 @@ int run(int argc, const char* const* argv) {
     std::puts("SKIPPED: no CUDA device");
     return 0;
   }
-  for (const std::string method : {"fp32", "tf32", "amp"}) {
+  for (const std::string& method : modes) {
     measure(where, method, true, windows, steps);
     if (where.is_cuda()) measure(where, method, false, windows, steps);
   }

@@ -81,6 +81,18 @@ def step_ms(step, guess_s):
     return statistics.median(times)
 
 
+def network(number, seed, states={}):
+    """The one that a process, seeded once, would make number-th, from 0. Keeps where the random numbers stand after it."""
+    torch.manual_seed(seed)
+    made = number if number in states else 0
+    if made:
+        torch.set_rng_state(states[number])
+    for _ in range(made, number + 1):
+        model = vgg16()
+    states[number + 1] = torch.get_rng_state()
+    return model
+
+
 def run(args, number):
     gc.collect()  # of the repeat before
     torch.cuda.empty_cache()
@@ -88,9 +100,7 @@ def run(args, number):
     images, labels = read_cifar10(args.data, [f"data_batch_{i}.bin" for i in range(1, 6)])
     if args.batch > len(labels):
         sys.exit(f"--batch {args.batch} is larger than the training set of {len(labels)} images")
-    torch.manual_seed(args.seed)
-    for _ in range(number + 1):  # repeat i takes the network that one process, seeded once, would make i-th
-        model = vgg16()
+    model = network(number, args.seed)
     if args.init == "kaiming":
         kaiming_fan_out(model)
     model.cuda()

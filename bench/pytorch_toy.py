@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """PyTorch's microseconds a step of bench/linear_gpu.cpp's training: Linear 1024 -> 512, batch 64, MSE, SGD.
 
-    python3 bench/pytorch_toy.py [--windows 7] [--steps 500]
+    python3 bench/pytorch_toy.py [--modes fp32 tf32 amp] [--windows 7] [--steps 500]
 
 fp32, tf32 and amp (FP16 autocast; eager with GradScaler, in the graph with a fixed loss scale), each as it is and as one
 CUDA graph of the whole step. A line of JSON a measurement; medians of windows.
@@ -64,13 +64,14 @@ def measure(mode, graph, windows, steps):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modes", nargs="+", default=["fp32", "tf32", "amp"], choices=["fp32", "tf32", "amp"])
     parser.add_argument("--windows", type=int, default=7)
     parser.add_argument("--steps", type=int, default=500)
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("SKIPPED: no CUDA device")
         return
-    for mode in ("fp32", "tf32", "amp"):
+    for mode in args.modes:
         for graph in (False, True):
             print(json.dumps(measure(mode, graph, args.windows, args.steps)), flush=True)
 
