@@ -271,6 +271,7 @@ Amp initialize(const std::vector<Module*>& models, const std::vector<optim::Opti
     for (const auto& control : me->controls) first |= control->buffers.refresh();
     if (first) me->random_position = me->generator().position();
   });
+  impl->autocast->set_seed(impl->scaler->seed());
   impl->random_position = impl->generator().position();
   impl->autocast->install();
   return Amp(std::move(impl));

@@ -40,6 +40,9 @@ class Autocast final : public InputHook {
 
   // Throws Error for a forbidden op on a half input: with the reason, which names what to use instead.
   void before(const Op& op, std::vector<Var>& inputs) override;
+  // What amp's next backward will start with: the loss scale. Undefined: not known before it.
+  void set_seed(Tensor seed) { seed_ = std::move(seed); }
+  Tensor seed() const override { return seed_; }
   bool overrides(std::string_view op) const override { return casts_ops_ && policy_.overrides(op); }
 
   const Policy& policy() const { return policy_; }
@@ -58,6 +61,7 @@ class Autocast final : public InputHook {
   bool tracing_ = false;
   std::vector<CastRecord> trace_;
   std::function<void()> observer_;
+  Tensor seed_;
 };
 
 // While alive, no input is cast on this thread: `amp::disable_casts guard;`. Nests. Ops then need inputs of one dtype.

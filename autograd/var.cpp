@@ -113,17 +113,23 @@ void Var::load(const Tensor& from) const {
 namespace {
 // The 1 that backward starts with where there is one element. On CUDA a scalar's is made once: ops only read it, and a
 // slot that would keep it takes a copy.
-Tensor one_of(const Tensor& like) {
-  if (!like.device().is_cuda() || like.rank() > 0) return Tensor::full(like.shape(), 1, like.dtype(), like.device());
+Tensor one_of(const TensorSpec& spec, Device device) {
+  if (!device.is_cuda() || spec.shape.rank() > 0) return Tensor::full(spec.shape, 1, spec.dtype, device);
   thread_local std::map<std::pair<DType, int>, Tensor> ones;
-  const std::pair key{like.dtype(), like.device().index};
+  const std::pair key{spec.dtype, device.index};
   const auto it = ones.find(key);
   if (it != ones.end()) return it->second;
-  const Tensor one = Tensor::full({}, 1, like.dtype(), like.device());
+  const Tensor one = Tensor::full({}, 1, spec.dtype, device);
   if (!is_recording()) ones.emplace(key, one);  // else its memory is the recording's
   return one;
 }
 }  // namespace
+
+Tensor expected_seed(DType dtype, Device device) {
+  if (!current_hook) return one_of({{}, dtype}, device);
+  const Tensor seed = current_hook->seed();
+  return seed && seed.dtype() == dtype && seed.device() == device ? seed : Tensor();
+}
 
 void Var::backward(const Tensor& seed, bool retain_graph) const {
   check(requires_grad(), "backward: the Var does not require a gradient (", Named{"var", value()},
@@ -132,7 +138,7 @@ void Var::backward(const Tensor& seed, bool retain_graph) const {
         " elements (", Named{"output", value()}, ")");
   check(!seed.defined() || (seed.shape() == shape() && seed.device() == device()), "backward: the seed does not fit (",
         Named{"seed", seed}, ", ", Named{"output", value()}, ")");
-  Tensor dy = seed.defined() ? seed.to(dtype()) : one_of(value());
+  Tensor dy = seed.defined() ? seed.to(dtype()) : one_of(value().spec(), device());
   if (is_leaf()) {
     accumulate(state_->grad, std::move(dy));
   } else {

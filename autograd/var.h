@@ -116,6 +116,8 @@ class InputHook {
   virtual void before(const Op& op, std::vector<Var>& inputs) = 0;
   // True when this op's treatment is not that of its tag, so that it must not vanish inside a fused one.
   virtual bool overrides(std::string_view /*op*/) const { return false; }
+  // The seed of the next backward of a scalar, as it will be then, where one is chosen for the user: a scalar f32.
+  virtual Tensor seed() const { return {}; }
   // For those who only look: the output of each forward; the gradients that each backward made of dy.
   virtual void after(const Op&, const Tensor& /*y*/) {}
   virtual void gradients(const Op&, const Tensor& /*dy*/, const Grads&) {}
@@ -123,6 +125,10 @@ class InputHook {
 // Installs a hook (nullptr: none) for this thread and returns the one before it.
 InputHook* set_input_hook(InputHook* hook);
 InputHook* input_hook();
+
+// The seed with which the next backward of a scalar of this spec will start, as far as can be told now: a hook's,
+// else 1. A loss that is one may make its gradient together with its value. Undefined: not known.
+Tensor expected_seed(DType dtype, Device device);
 
 // While alive, this thread records nothing: `ht::no_grad guard;`.
 class no_grad {

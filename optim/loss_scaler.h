@@ -39,6 +39,7 @@ class LossScaler {
   bool delayed() const { return delayed_; }
   bool scaled() const { return scaled_; }  // slots hold scaled gradients now
   Device device() const { return states_.device(); }
+  const Tensor& seed() const { return seed_; }      // of every backward; undefined: made by each
   const Tensor& states() const { return states_; }  // ScalerState [count] as bytes
   ScalerState* states_cpu() const { return reinterpret_cast<ScalerState*>(states_.data<uint8_t>()); }
 

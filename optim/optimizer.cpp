@@ -202,6 +202,7 @@ void Optimizer::finish_step(std::span<const UpdateItem> items, const GradRule& r
   for (const Group& g : groups_)
     for (const Var& p : g.params) p.state()->grad_scaled = false;
   if (control) control->stepped_round = control->scaler->round();
+  if (scaling.seed) scaling.seed.bump_version();
   if constexpr (kCudaBuild) {
     if (device().is_cuda()) {
       const auto buffers = control ? control->buffers.settle() : std::span<const BufferGuard::Entry>();

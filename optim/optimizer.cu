@@ -16,6 +16,12 @@ __device__ double block_sum(double value) {
   return shared[0];
 }
 
+void add_gradient(TensorTable& table, const Tensor& grad, int index) {
+  table.index[table.count] = index;
+  table.grad[table.count] = grad.dtype();
+  table.add({grad.data()}, grad.numel());
+}
+
 // Are all gradients finite? Their squares, a sum a block, go to `partial` unless that is null.
 __global__ void __launch_bounds__(kBlock)
     inspect_kernel(const __grid_constant__ TensorTable table, int32_t* first_bad, double* partial) {
@@ -129,9 +135,7 @@ void judge_gradients_cuda(std::span<const UpdateItem> items, const Tensor& recor
     for_tables_of(
         cuda, items,
         [](TensorTable& table, const UpdateItem& item) {
-          table.index[table.count] = item.index;
-          table.grad[table.count] = item.grad.dtype();
-          table.add({item.grad.data()}, item.grad.numel());
+          add_gradient(table, item.grad, item.index);
           return true;
         },
         [&](const TensorTable& table) {
@@ -149,9 +153,7 @@ void check_early_cuda(const Tensor& grad, int index, const Tensor& first_bad) {
   CudaContext& cuda = Context::of(grad.device()).cuda();
   TensorTable table;
   table.chunk = chunk_for(cuda, grad.numel());
-  table.index[0] = index;
-  table.grad[0] = grad.dtype();
-  table.add({grad.data()}, grad.numel());
+  add_gradient(table, grad, index);
   const unsigned blocks = std::min(table.blocks(cuda), static_cast<unsigned>(cuda.sm_count));  // room for others
   cuda.beside({grad}, [&](CudaLane& lane) {
     inspect_kernel<<<blocks, kBlock, 0, lane.stream>>>(table, first_bad.data<int32_t>(), nullptr);
