@@ -24,7 +24,7 @@ std::ostream& operator<<(std::ostream& out, const CastRecord& c) {
   out << c.op << " input " << c.input;
   if (!c.name.empty()) out << " (" << c.name << ")";
   out << ": " << c.from << " -> " << c.to << ", ";
-  c.cached ? out << "cached" : out << c.bytes << " bytes";
+  c.in_op ? out << "in the op" : c.cached ? out << "cached" : out << c.bytes << " bytes";
   return out << "; " << name_of(c.rule.tag) << ": " << c.rule.reason;
 }
 
@@ -47,23 +47,25 @@ void Autocast::uninstall() {
   set_input_hook(stack.empty() ? below : stack.back());
 }
 
-void Autocast::cast_input(const OpInfo& op, std::vector<Var>& inputs, size_t i, DType to) {
+void Autocast::cast_input(Op& op, std::vector<Var>& inputs, size_t i, DType to) {
   const Var x = inputs[i];
   if (x.dtype() == to) return;
+  const OpInfo& info = op.info();
   const std::string& name = x.state()->name;
   // A leaf that is trained, or frozen but of a module: it keeps its half copy.
   const bool parameter = x.is_leaf() && x.dtype() == DType::f32 && is_half(to) && (x.requires_grad() || !name.empty());
   const bool cached = parameter && x.has_half_copy(to);
-  inputs[i] = parameter ? cast_parameter(x, to) : cast(x, to);
+  const bool in_op = to == DType::f32 && is_half(x.dtype()) && !is_kept(info, i) && op.widen(i);
+  if (!in_op) inputs[i] = parameter ? cast_parameter(x, to) : cast(x, to);
   if (!tracing_) return;
   const size_t elements = static_cast<size_t>(x.value().numel());
-  Rule rule = policy_.rule(op);
-  if (is_kept(op, i)) rule.reason = "this input is FP32 always";
-  trace_.push_back({std::string(op.name), i, name, x.dtype(), to, std::move(rule),
-                    cached ? 0 : elements * (size_of(x.dtype()) + size_of(to)), cached});
+  Rule rule = policy_.rule(info);
+  if (is_kept(info, i)) rule.reason = "this input is FP32 always";
+  trace_.push_back({std::string(info.name), i, name, x.dtype(), to, std::move(rule),
+                    cached || in_op ? 0 : elements * (size_of(x.dtype()) + size_of(to)), cached, in_op});
 }
 
-void Autocast::before(const Op& op, std::vector<Var>& inputs) {
+void Autocast::before(Op& op, std::vector<Var>& inputs) {
   if (observer_) observer_();
   if (disabled > 0) return;
   const OpInfo& info = op.info();
@@ -74,7 +76,7 @@ void Autocast::before(const Op& op, std::vector<Var>& inputs) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i] || !is_floating(inputs[i].dtype())) continue;
     if (is_kept(info, i)) {
-      if (is_half(inputs[i].dtype())) cast_input(info, inputs, i, DType::f32);
+      if (is_half(inputs[i].dtype())) cast_input(op, inputs, i, DType::f32);
       continue;
     }
     widest = any ? wider(widest, inputs[i].dtype()) : inputs[i].dtype();
@@ -88,7 +90,7 @@ void Autocast::before(const Op& op, std::vector<Var>& inputs) {
     if (tag == AmpTag::forbid && is_half(inputs[i].dtype()))
       fail(op.name(), ": forbidden in half precision: ", policy_.rule(info).reason, " (",
            Named{str("input ", i), inputs[i].value()}, ")");
-    cast_input(info, inputs, i, to);
+    cast_input(op, inputs, i, to);
   }
 }
 

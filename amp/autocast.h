@@ -1,5 +1,6 @@
 // Casts the inputs of ops by their rules, while installed on a thread. The casts are ordinary `cast` ops, so gradients
-// come back in the inputs' types and every cast is on the tape.
+// come back in the inputs' types and every cast is on the tape; an op that widens a half input by itself (Op::widen)
+// needs no cast op, and the trace names it all the same.
 #pragma once
 
 #include <functional>
@@ -18,8 +19,9 @@ struct CastRecord {
   std::string name;  // the parameter, if it is one
   DType from, to;
   Rule rule;         // of the op
-  size_t bytes = 0;  // read and written by the cast; 0 when the half copy was there
+  size_t bytes = 0;  // read and written by the cast; 0 when the half copy was there, or in_op
   bool cached = false;
+  bool in_op = false;  // no cast op: the op reads the half input as FP32 by itself
 };
 std::ostream& operator<<(std::ostream& out, const CastRecord& c);
 
@@ -39,7 +41,7 @@ class Autocast final : public InputHook {
   void set_observer(std::function<void()> observer) { observer_ = std::move(observer); }
 
   // Throws Error for a forbidden op on a half input: with the reason, which names what to use instead.
-  void before(const Op& op, std::vector<Var>& inputs) override;
+  void before(Op& op, std::vector<Var>& inputs) override;
   // What amp's next backward will start with: the loss scale. Undefined: not known before it.
   void set_seed(Tensor seed) { seed_ = std::move(seed); }
   Tensor seed() const override { return seed_; }
@@ -53,7 +55,7 @@ class Autocast final : public InputHook {
   std::vector<CastRecord> take_trace();
 
  private:
-  void cast_input(const OpInfo& op, std::vector<Var>& inputs, size_t i, DType to);
+  void cast_input(Op& op, std::vector<Var>& inputs, size_t i, DType to);
 
   Policy policy_;
   DType half_;

@@ -23,7 +23,7 @@ class Recorder final : public InputHook {
   Recorder(InputHook& amp, bool casts) : amp_(amp), casts_(casts), outer_(set_input_hook(this)) {}
   ~Recorder() override { set_input_hook(outer_); }
 
-  void before(const Op& op, std::vector<Var>& inputs) override {
+  void before(Op& op, std::vector<Var>& inputs) override {
     if (casts_) amp_.before(op, inputs);  // its casts come here, too, before the op itself
     label_.clear();
     for (const Var& v : inputs) {

@@ -64,7 +64,8 @@ void write_json(const StepReport& r, const std::string& path) {
                      {"list", name_of(c.rule.tag)},
                      {"reason", c.rule.reason},
                      {"bytes", c.bytes},
-                     {"cached", c.cached}});
+                     {"cached", c.cached},
+                     {"in_op", c.in_op}});
   for (const GradientGauge& g : r.gradients)
     gradients.push_back({{"parameter", g.name},
                          {"elements", g.elements},

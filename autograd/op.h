@@ -54,6 +54,9 @@ class Op {
   std::string_view name() const { return info().name; }
   // What a trace says of this call besides the name: "f32 -> f16, cached".
   virtual std::string note() const { return {}; }
+  // Asked before infer: does this call read its half input k as the FP32 numbers that a cast would make of it? A yes
+  // binds the call: output and arithmetic are as of the FP32 input, the gradient is rounded once, to the half dtype.
+  virtual bool widen(size_t /*k*/) { return false; }
   // Checks shapes and dtypes (throws Error) and gives the output's. Runs before forward.
   virtual TensorSpec infer(Inputs in) const = 0;
   // Computes the output, of the spec that infer gave, on ctx's device.

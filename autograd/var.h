@@ -109,11 +109,11 @@ Var apply(O op, std::vector<Var> inputs) {
   return apply(std::unique_ptr<Op>(std::make_unique<O>(std::move(op))), std::move(inputs));
 }
 
-// Sees and may replace the inputs of every op on this thread before it runs (amp's casts).
+// Sees and may replace the inputs of every op on this thread before it runs, or lets the op widen them (amp's casts).
 class InputHook {
  public:
   virtual ~InputHook() = default;
-  virtual void before(const Op& op, std::vector<Var>& inputs) = 0;
+  virtual void before(Op& op, std::vector<Var>& inputs) = 0;
   // True when this op's treatment is not that of its tag, so that it must not vanish inside a fused one.
   virtual bool overrides(std::string_view /*op*/) const { return false; }
   // The seed of the next backward of a scalar, as it will be then, where one is chosen for the user: a scalar f32.

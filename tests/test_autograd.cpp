@@ -248,7 +248,7 @@ TEST_CASE("apply: the input hook sees every op and may replace its inputs") {
   struct Doubler final : InputHook {
     std::vector<std::string> seen;
     bool busy = false;
-    void before(const Op& op, std::vector<Var>& inputs) override {
+    void before(Op& op, std::vector<Var>& inputs) override {
       if (busy) return;  // the hook's own ops
       busy = true;
       seen.emplace_back(op.name());
