@@ -184,7 +184,18 @@ decltype(auto) dispatch_floating(DType t, std::string_view who, F&& f) {
   }
 }
 
-// The same over every dtype.
+// Calls f.operator()<T, Wide>(): T behind `t`, Wide behind `wide`, which is t or, for a half t, f32.
+template <class F>
+decltype(auto) dispatch_widened(DType t, DType wide, std::string_view who, F&& f) {
+  return dispatch_floating(t, who, [&]<class T>() -> decltype(auto) {
+    if constexpr (sizeof(T) == 2) {
+      if (wide == DType::f32) return f.template operator()<T, float>();
+    }
+    return f.template operator()<T, T>();
+  });
+}
+
+// As dispatch_floating, over every dtype.
 template <class F>
 decltype(auto) dispatch_all(DType t, F&& f) {
   switch (t) {

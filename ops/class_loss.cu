@@ -1,5 +1,5 @@
 // cross_entropy and nll_loss on CUDA. A label out of range cannot throw from here: its row's loss and gradient are NaN,
-// which the next host read of the loss shows.
+// which the next host read of the loss shows. D, of loss and dy, is T or, beside a half T, float.
 #include "ops/class_loss.h"
 #include "ops/reduce.cuh"
 #include "ops/softmax.cuh"
@@ -10,9 +10,9 @@ namespace {
 constexpr int kLanes = 32;
 
 template <class F>
-void dispatch_with_labels(DType dtype, std::string_view who, const Tensor& labels, F&& f) {
-  dispatch_floating(dtype, who, [&]<class T>() {
-    labels.dtype() == DType::i32 ? f.template operator()<T, int32_t>() : f.template operator()<T, int64_t>();
+void dispatch_with_labels(DType dtype, DType of_loss, std::string_view who, const Tensor& labels, F&& f) {
+  dispatch_widened(dtype, of_loss, who, [&]<class T, class D>() {
+    labels.dtype() == DType::i32 ? f.template operator()<T, D, int32_t>() : f.template operator()<T, D, int64_t>();
   });
 }
 
@@ -47,10 +47,10 @@ __global__ void __launch_bounds__(kBlock)
   sum_of_losses.add_block(losses);
 }
 
-template <class T, class L>
+template <class T, class D, class L>
 __global__ void __launch_bounds__(kBlock)
     cross_entropy_gradient_kernel(const T* logits, const L* labels, int64_t n, int64_t classes, double smoothing,
-                                  double weight, const acc_t<T>* stats, const T* dy, T* dx) {
+                                  double weight, const acc_t<T>* stats, const D* dy, T* dx) {
   let_next_start();
   wait_for_previous();
   using A = acc_t<T>;
@@ -77,8 +77,8 @@ struct NllOf {
   }
 };
 
-template <class T, class L>
-__global__ void nll_gradient_kernel(const L* labels, int64_t n, int64_t classes, double weight, const T* dy, T* dx) {
+template <class T, class D, class L>
+__global__ void nll_gradient_kernel(const L* labels, int64_t n, int64_t classes, double weight, const D* dy, T* dx) {
   let_next_start();
   wait_for_previous();
   const acc_t<T> g = static_cast<acc_t<T>>(-static_cast<double>(load_as(*dy)) * weight);
@@ -91,10 +91,10 @@ __global__ void nll_gradient_kernel(const L* labels, int64_t n, int64_t classes,
 void cross_entropy_forward_cuda(Context& ctx, const CrossEntropyOptions& options, const Tensor& logits,
                                 const Tensor& labels, const Tensor& stats, const Tensor& loss) {
   const int64_t n = logits.dim(0);
-  dispatch_with_labels(logits.dtype(), "cross_entropy", labels, [&]<class T, class L>() {
+  dispatch_with_labels(logits.dtype(), loss.dtype(), "cross_entropy", labels, [&]<class T, class D, class L>() {
     const unsigned blocks = grid_for(ctx.cuda(), n * kLanes);
     Tensor partial;
-    const auto sum = weighted_sum_of_blocks<T>(ctx, blocks, reduction_weight(options.reduction, n), loss, partial);
+    const auto sum = weighted_sum_of_blocks<D>(ctx, blocks, reduction_weight(options.reduction, n), loss, partial);
     launch_early(ctx.cuda(), cross_entropy_rows_kernel<T, L, std::decay_t<decltype(sum)>>, blocks, kBlock,
                  logits.data<T>(), labels.data<L>(), n, logits.dim(1), options.label_smoothing, stats.data<acc_t<T>>(),
                  sum);
@@ -105,18 +105,18 @@ void cross_entropy_backward_cuda(Context& ctx, const CrossEntropyOptions& option
                                  const Tensor& labels, const Tensor& stats, const Tensor& dy, const Tensor& dx) {
   if (dx.numel() == 0) return;
   const int64_t n = logits.dim(0);
-  dispatch_with_labels(dx.dtype(), "cross_entropy", labels, [&]<class T, class L>() {
-    launch_early(ctx.cuda(), cross_entropy_gradient_kernel<T, L>, grid_for(ctx.cuda(), dx.numel()), kBlock,
+  dispatch_with_labels(dx.dtype(), dy.dtype(), "cross_entropy", labels, [&]<class T, class D, class L>() {
+    launch_early(ctx.cuda(), cross_entropy_gradient_kernel<T, D, L>, grid_for(ctx.cuda(), dx.numel()), kBlock,
                  logits.data<T>(), labels.data<L>(), n, logits.dim(1), options.label_smoothing,
-                 reduction_weight(options.reduction, n), stats.data<acc_t<T>>(), dy.data<T>(), dx.data<T>());
+                 reduction_weight(options.reduction, n), stats.data<acc_t<T>>(), dy.data<D>(), dx.data<T>());
   });
 }
 
 void nll_loss_forward_cuda(Context& ctx, Reduction reduction, const Tensor& x, const Tensor& labels,
                            const Tensor& loss) {
   const int64_t n = x.dim(0);
-  dispatch_with_labels(x.dtype(), "nll_loss", labels, [&]<class T, class L>() {
-    weighted_sum_on_cuda<T>(ctx, NllOf<T, L>{x.data<T>(), labels.data<L>(), x.dim(1)}, n,
+  dispatch_with_labels(x.dtype(), loss.dtype(), "nll_loss", labels, [&]<class T, class D, class L>() {
+    weighted_sum_on_cuda<D>(ctx, NllOf<T, L>{x.data<T>(), labels.data<L>(), x.dim(1)}, n,
                             reduction_weight(reduction, n), loss);
   });
 }
@@ -125,9 +125,9 @@ void nll_loss_backward_cuda(Context& ctx, Reduction reduction, const Tensor& lab
                             const Tensor& dx) {
   if (dx.numel() == 0) return;
   const int64_t n = dx.dim(0);
-  dispatch_with_labels(dx.dtype(), "nll_loss", labels, [&]<class T, class L>() {
-    launch_early(ctx.cuda(), nll_gradient_kernel<T, L>, grid_for(ctx.cuda(), n), kBlock, labels.data<L>(), n, dx.dim(1),
-                 reduction_weight(reduction, n), dy.data<T>(), dx.data<T>());
+  dispatch_with_labels(dx.dtype(), dy.dtype(), "nll_loss", labels, [&]<class T, class D, class L>() {
+    launch_early(ctx.cuda(), nll_gradient_kernel<T, D, L>, grid_for(ctx.cuda(), n), kBlock, labels.data<L>(), n,
+                 dx.dim(1), reduction_weight(reduction, n), dy.data<D>(), dx.data<T>());
   });
 }
 

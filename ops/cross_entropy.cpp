@@ -17,7 +17,9 @@ struct CrossEntropy final : Op {
   explicit CrossEntropy(const CrossEntropyOptions& o) : options(o) {}
   const OpInfo& info() const override { return cross_entropy_info; }
 
-  TensorSpec infer(Inputs in) const override { return infer_class_loss(name(), "logits", in); }
+  bool widen(size_t k) override { return k == 0 && (widened = true); }
+
+  TensorSpec infer(Inputs in) const override { return infer_class_loss(name(), "logits", in, widened); }
 
   Tensor forward(Context& ctx, Inputs in, const TensorSpec& out) override {
     const Tensor x = in[0], t = ctx.is_cuda() ? in[1] : in[1].to(DType::i64), loss = Tensor::empty(out, ctx.device());
@@ -28,7 +30,7 @@ struct CrossEntropy final : Op {
     }
     if (!ctx.is_cuda()) {
       check_labels(name(), "logits", x, t);
-      dispatch_floating(x.dtype(), name(), [&]<class T>() { forward_cpu<T>(x, t, s, loss); });
+      dispatch_floating(out.dtype, name(), [&]<class T>() { forward_cpu<T>(x.to(out.dtype), t, s, loss); });
     }
     logits = x;
     labels = t;
@@ -37,12 +39,14 @@ struct CrossEntropy final : Op {
   }
 
   Grads backward(Context& ctx, const Tensor& dy, const std::vector<bool>&) override {
-    const Tensor dx = Tensor::empty_like(*logits);
+    const Tensor x = *logits;
+    const Tensor dx = Tensor::empty(x.shape(), ctx.is_cuda() ? x.dtype() : dy.dtype(), ctx.device());
     if constexpr (kCudaBuild) {
-      if (ctx.is_cuda()) cross_entropy_backward_cuda(ctx, options, *logits, *labels, *stats, dy, dx);
+      if (ctx.is_cuda()) cross_entropy_backward_cuda(ctx, options, x, *labels, *stats, dy, dx);
     }
-    if (!ctx.is_cuda()) dispatch_floating(dx.dtype(), name(), [&]<class T>() { backward_cpu<T>(dy, dx); });
-    return {dx, {}};
+    if (!ctx.is_cuda())
+      dispatch_floating(dy.dtype(), name(), [&]<class T>() { backward_cpu<T>(x.to(dy.dtype()), dy, dx); });
+    return {dx.to(x.dtype()), {}};
   }
 
   template <class T>
@@ -75,10 +79,10 @@ struct CrossEntropy final : Op {
   }
 
   template <class T>
-  void backward_cpu(const Tensor& dy, const Tensor& dx) const {
+  void backward_cpu(const Tensor& logits_wide, const Tensor& dy, const Tensor& dx) const {
     using A = acc_t<T>;
     const int64_t n = dx.dim(0), classes = dx.dim(1);
-    const T* x = logits->data<T>();
+    const T* x = logits_wide.data<T>();
     const int64_t* label = labels->data<int64_t>();
     const A* stat = stats->data<A>();
     T* to = dx.data<T>();
@@ -96,6 +100,7 @@ struct CrossEntropy final : Op {
   }
 
   CrossEntropyOptions options;
+  bool widened = false;
   Saved logits, labels, stats;
 };
 

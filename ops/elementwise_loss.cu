@@ -1,4 +1,5 @@
-// The losses over elements on CUDA: one summing pass forward, one pass backward.
+// The losses over elements on CUDA: one summing pass forward, one pass backward. x and dx are of type X, all else of T:
+// the same, or FP32 beside a half X.
 #include "ops/elementwise_loss.h"
 #include "ops/reduce.cuh"
 
@@ -6,15 +7,16 @@ namespace ht {
 
 namespace {
 // What the summing engine adds: the loss of element i.
-template <class Fn, class T>
+template <class Fn, class X, class T>
 struct LossOf {
   Fn fn;
-  const T *x, *target;
+  const X* x;
+  const T* target;
   __device__ acc_t<T> operator()(int64_t i) const { return fn.f(load_as(x[i]), load_as(target[i])); }
 };
 
-template <class Fn, class T>
-__global__ void gradients_kernel(Fn fn, const T* x, const T* target, const T* dy, double weight, T* dx, T* dt,
+template <class Fn, class X, class T>
+__global__ void gradients_kernel(Fn fn, const X* x, const T* target, const T* dy, double weight, X* dx, T* dt,
                                  int64_t n) {
   let_next_start();
   wait_for_previous();
@@ -22,7 +24,7 @@ __global__ void gradients_kernel(Fn fn, const T* x, const T* target, const T* dy
   const A g = static_cast<A>(static_cast<double>(load_as(*dy)) * weight);
   HT_GRID_STRIDE(i, n) {
     const A xi = load_as(x[i]), ti = load_as(target[i]);
-    if (dx) dx[i] = store_as<T>(g * fn.dx(xi, ti));
+    if (dx) dx[i] = store_as<X>(g * fn.dx(xi, ti));
     if (dt) dt[i] = store_as<T>(g * fn.dt(xi, ti));
   }
 }
@@ -36,8 +38,8 @@ template <class Fn>
 void elementwise_loss_forward_cuda(Context& ctx, Fn fn, Reduction reduction, const Tensor& x, const Tensor& target,
                                    const Tensor& loss) {
   const int64_t n = x.numel();
-  dispatch_floating(x.dtype(), "loss", [&]<class T>() {
-    weighted_sum_on_cuda<T>(ctx, LossOf<Fn, T>{fn, x.data<T>(), target.data<T>()}, n, weight_of(reduction, n), loss);
+  dispatch_widened(x.dtype(), target.dtype(), "loss", [&]<class X, class T>() {
+    weighted_sum_on_cuda<T>(ctx, LossOf<Fn, X, T>{fn, x.data<X>(), target.data<T>()}, n, weight_of(reduction, n), loss);
   });
 }
 
@@ -46,9 +48,9 @@ void elementwise_loss_backward_cuda(Context& ctx, Fn fn, Reduction reduction, co
                                     const Tensor& dy, const Tensor& dx, const Tensor& dt) {
   const int64_t n = x.numel();
   if (n == 0) return;
-  dispatch_floating(x.dtype(), "loss", [&]<class T>() {
-    launch_early(ctx.cuda(), gradients_kernel<Fn, T>, grid_for(ctx.cuda(), n, 4), kBlock, fn, x.data<T>(),
-                 target.data<T>(), dy.data<T>(), weight_of(reduction, n), dx.defined() ? dx.data<T>() : nullptr,
+  dispatch_widened(x.dtype(), target.dtype(), "loss", [&]<class X, class T>() {
+    launch_early(ctx.cuda(), gradients_kernel<Fn, X, T>, grid_for(ctx.cuda(), n, 4), kBlock, fn, x.data<X>(),
+                 target.data<T>(), dy.data<T>(), weight_of(reduction, n), dx.defined() ? dx.data<X>() : nullptr,
                  dt.defined() ? dt.data<T>() : nullptr, n);
   });
 }

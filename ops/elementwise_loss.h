@@ -1,5 +1,6 @@
 // The losses over elements: the formulas, shared by CPU and CUDA, and the one Op class over them.
 // y = sum or mean of f(x, t);  dx = w dy f.dx(x, t), dt = w dy f.dt(x, t), w = 1 or 1 / n. T is float or double.
+// Under amp x may stay half beside an FP32 target (widen): the kernels compute in FP32 anyway.
 #pragma once
 
 #include <cmath>
@@ -101,7 +102,8 @@ struct BinaryCrossEntropyWithLogits {
 };
 }  // namespace fn
 
-// The CUDA launchers, instantiated in ops/elementwise_loss.cu. An undefined dx or dt is not wanted.
+// The CUDA launchers, instantiated in ops/elementwise_loss.cu. All are of x's dtype or, with a half x, x and dx are and
+// the rest is FP32. An undefined dx or dt is not wanted.
 template <class Fn>
 void elementwise_loss_forward_cuda(Context& ctx, Fn fn, Reduction reduction, const Tensor& x, const Tensor& target,
                                    const Tensor& loss);
@@ -114,15 +116,18 @@ class ElementwiseLoss : public Op {
  public:
   explicit ElementwiseLoss(Reduction r, Fn f = {}) : fn(f), reduction(r) {}
 
+  bool widen(size_t k) override { return k == 0 && (widened = true); }
+
   TensorSpec infer(Inputs in) const override {
     const Tensor &x = in[0], &t = in[1];
+    const DType dtype = widened && is_half(x.dtype()) ? DType::f32 : x.dtype();
     const auto fits = [&](bool ok, std::string_view fact) {
       check(ok, name(), ": ", fact, " (", Named{"x", x}, ", ", Named{"target", t}, ")");
     };
     fits(is_floating(x.dtype()), "the input must be floating; cast() it first");
-    fits(x.dtype() == t.dtype(), "dtypes differ; cast() the target to the input's");
+    fits(dtype == t.dtype(), "dtypes differ; cast() the target to the input's");
     fits(x.shape() == t.shape(), "the target must have the input's shape; reshape() it");
-    return {{}, x.dtype()};
+    return {{}, dtype};
   }
 
   Tensor forward(Context& ctx, Inputs in, const TensorSpec& out) override {
@@ -131,9 +136,10 @@ class ElementwiseLoss : public Op {
       if (ctx.is_cuda()) elementwise_loss_forward_cuda(ctx, fn, reduction, x, t, loss);
     }
     if (!ctx.is_cuda()) {
-      dispatch_floating(x.dtype(), name(), [&]<class T>() {
+      const Tensor wide = x.to(t.dtype());  // x itself unless widened: here a bulk conversion is the faster way
+      dispatch_floating(t.dtype(), name(), [&]<class T>() {
         using A = acc_t<T>;
-        const T *a = x.data<T>(), *b = t.data<T>();
+        const T *a = wide.data<T>(), *b = t.data<T>();
         const double total = sum_elements<A>(
             x.numel(), [=, fn = fn](int64_t i) { return fn.f(static_cast<A>(a[i]), static_cast<A>(b[i])); });
         const double scale = reduction == Reduction::mean ? static_cast<double>(x.numel()) : 1;
@@ -147,14 +153,17 @@ class ElementwiseLoss : public Op {
 
   Grads backward(Context& ctx, const Tensor& dy, const std::vector<bool>& needs) override {
     const Tensor x = *saved_x, t = *saved_target;
-    const Tensor dx = needs[0] ? Tensor::empty_like(x) : Tensor(), dt = needs[1] ? Tensor::empty_like(t) : Tensor();
+    Tensor dx, dt;
+    if (needs[0]) dx = Tensor::empty(x.shape(), ctx.is_cuda() ? x.dtype() : t.dtype(), ctx.device());
+    if (needs[1]) dt = Tensor::empty_like(t);
     if constexpr (kCudaBuild) {
       if (ctx.is_cuda()) elementwise_loss_backward_cuda(ctx, fn, reduction, x, t, dy, dx, dt);
     }
     if (!ctx.is_cuda()) {
-      dispatch_floating(x.dtype(), name(), [&]<class T>() {
+      const Tensor wide = x.to(t.dtype());
+      dispatch_floating(t.dtype(), name(), [&]<class T>() {
         using A = acc_t<T>;
-        const T *a = x.data<T>(), *b = t.data<T>();
+        const T *a = wide.data<T>(), *b = t.data<T>();
         const double n = reduction == Reduction::mean ? static_cast<double>(x.numel()) : 1;
         const A g = static_cast<A>(dy.item() / n);
         const auto fill = [&](const Tensor& grad, auto slope) {
@@ -168,6 +177,7 @@ class ElementwiseLoss : public Op {
         fill(dx, [fn = fn](A xi, A ti) { return fn.dx(xi, ti); });
         fill(dt, [fn = fn](A xi, A ti) { return fn.dt(xi, ti); });
       });
+      if (dx.defined()) dx = dx.to(x.dtype());
     }
     return {dx, dt};
   }
@@ -175,6 +185,7 @@ class ElementwiseLoss : public Op {
  protected:
   Fn fn;
   Reduction reduction;
+  bool widened = false;
   Saved saved_x, saved_target;
 };
 

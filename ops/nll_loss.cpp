@@ -16,7 +16,9 @@ struct NllLoss final : Op {
   explicit NllLoss(Reduction r) : reduction(r) {}
   const OpInfo& info() const override { return nll_loss_info; }
 
-  TensorSpec infer(Inputs in) const override { return infer_class_loss(name(), kX, in); }
+  bool widen(size_t k) override { return k == 0 && (widened = true); }
+
+  TensorSpec infer(Inputs in) const override { return infer_class_loss(name(), kX, in, widened); }
 
   Tensor forward(Context& ctx, Inputs in, const TensorSpec& out) override {
     const Tensor x = in[0], t = ctx.is_cuda() ? in[1] : in[1].to(DType::i64), loss = Tensor::empty(out, ctx.device());
@@ -32,23 +34,23 @@ struct NllLoss final : Op {
         const double total =
             sum_elements<A>(n, [=](int64_t i) { return -static_cast<A>(from[i * classes + label[i]]); });
         const double scale = reduction == Reduction::mean ? static_cast<double>(n) : 1;
-        *loss.data<T>() = static_cast<T>(static_cast<A>(total / scale));
+        loss.fill_(static_cast<double>(static_cast<A>(total / scale)));
       });
     }
-    x_shape = x.shape();
+    x_spec = x.spec();
     labels = t;
     return loss;
   }
 
   Grads backward(Context& ctx, const Tensor& dy, const std::vector<bool>&) override {
-    const Tensor dx = Tensor::zeros(x_shape, dy.dtype(), ctx.device());
+    const Tensor dx = Tensor::zeros(x_spec.shape, x_spec.dtype, ctx.device());
     if constexpr (kCudaBuild) {
       if (ctx.is_cuda()) nll_loss_backward_cuda(ctx, reduction, *labels, dy, dx);
     }
     if (!ctx.is_cuda()) {
-      dispatch_floating(dy.dtype(), name(), [&]<class T>() {
+      dispatch_floating(dx.dtype(), name(), [&]<class T>() {
         const int64_t* label = labels->data<int64_t>();
-        const int64_t n = x_shape[0], classes = x_shape[1];
+        const int64_t n = dx.dim(0), classes = dx.dim(1);
         const T g = static_cast<T>(static_cast<acc_t<T>>(-dy.item() * reduction_weight(reduction, n)));
         for (int64_t i = 0; i < n; ++i) dx.data<T>()[i * classes + label[i]] = g;
       });
@@ -57,7 +59,8 @@ struct NllLoss final : Op {
   }
 
   Reduction reduction;
-  Shape x_shape;
+  bool widened = false;
+  TensorSpec x_spec;
   Saved labels;
 };
 

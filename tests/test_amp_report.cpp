@@ -103,6 +103,7 @@ void casts_of_a_step(Device device) {
   CHECK(casts[1].cached);
   CHECK(casts[4].name == "6.bias");
   CHECK(casts[5].to == DType::f32);
+  CHECK(casts[5].in_op);
   CHECK(casts[5].rule.tag == AmpTag::deny);
 }
 
@@ -110,8 +111,8 @@ void provenance(Device device) {
   Net n(device, amp::O1);
   n.step();
   CHECK(n.examine(65536).first_non_finite == "");
-  const std::string backward = n.examine(0x1p60).first_non_finite;  // beyond half in the cast of the logits
-  CHECK_MESSAGE(contains(backward, "first non-finite in the backward of cast"), backward);
+  const std::string backward = n.examine(0x1p60).first_non_finite;  // beyond half in the logits' gradient
+  CHECK_MESSAGE(contains(backward, "first non-finite in the backward of cross_entropy"), backward);
   CHECK(contains(backward, "forward finite"));
   n.net.parameters()[4].value().fill_(1e6);  // the linear layer's weight
   const std::string forward = n.examine().first_non_finite;
@@ -160,6 +161,8 @@ TEST_CASE("examine: files are whole or not there") {
   const auto json = nlohmann::json::parse(in);
   CHECK(json["loss_scale"] == 65536);
   CHECK(json["casts"].size() == r.casts.size());
+  CHECK(json["casts"][5]["in_op"] == true);
+  CHECK(json["casts"][5]["bytes"] == 0);
   CHECK(json["gradients"][0]["parameter"] == "0.weight");
   CHECK(json["errors"][0]["output_error"].get<double>() > 0);
   std::ostringstream svg;

@@ -273,7 +273,7 @@ TEST_CASE("autocasts on one thread: the newest rules, the others come back in an
   CHECK(linear(x, w).dtype() == DType::f32);
 }
 
-TEST_CASE("trace: every cast of a step with its reason, bytes, cached or not") {
+TEST_CASE("trace: every cast of a step with its reason, bytes, cached or in the op") {
   Autocast autocast({}, DType::f16);
   autocast.install();
   nn::Linear layer(3, 2);
@@ -288,9 +288,14 @@ TEST_CASE("trace: every cast of a step with its reason, bytes, cached or not") {
         "linear input 0: f32 -> f16, 72 bytes; allow: tensor cores: half in and out, FP32 accumulation");
   CHECK(str(trace[1]) ==
         "linear input 1 (weight): f32 -> f16, cached; allow: tensor cores: half in and out, FP32 accumulation");
-  CHECK(trace[3].op == "mse_loss");
-  CHECK(trace[3].from == DType::f16);
-  CHECK(trace[3].bytes == 8 * 6);
+  CHECK(str(trace[3]) == "mse_loss input 0: f16 -> f32, in the op; deny: squares leave half's range: 300^2 is inf");
+  CHECK(trace[3].in_op);
+  CHECK(trace[3].bytes == 0);
+
+  autocast.start_trace();
+  sum(layer(x));  // an op that leaves the widening to a cast
+  CHECK(str(autocast.take_trace().back()) ==
+        str("sum input 0: f16 -> f32, ", 8 * 6, " bytes; deny: ", find_op("sum").reason));
   CHECK(autocast.take_trace().empty());
 }
 
