@@ -17,7 +17,10 @@ struct CrossEntropy final : Op {
   explicit CrossEntropy(const CrossEntropyOptions& o) : options(o) {}
   const OpInfo& info() const override { return cross_entropy_info; }
 
-  bool widen(size_t k) override { return k == 0 && (widened = true); }
+  bool widen(size_t k) override {
+    widened = widened || k == 0;
+    return k == 0;
+  }
 
   TensorSpec infer(Inputs in) const override { return infer_class_loss(name(), "logits", in, widened); }
 

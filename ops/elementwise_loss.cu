@@ -1,5 +1,5 @@
-// The losses over elements on CUDA: one summing pass forward, one pass backward. x and dx are of type X, all else of T:
-// the same, or FP32 beside a half X.
+// The losses over elements on CUDA: one summing pass forward, one pass backward, or both in one. x and dx are of type
+// X, all else of T: the same, or FP32 beside a half X.
 #include "ops/elementwise_loss.h"
 #include "ops/reduce.cuh"
 
@@ -13,6 +13,21 @@ struct LossOf {
   const X* x;
   const T* target;
   __device__ acc_t<T> operator()(int64_t i) const { return fn.f(load_as(x[i]), load_as(target[i])); }
+};
+
+// The same, which writes the element's gradient on the way: dx = seed weight f.dx(x, t).
+template <class Fn, class X>
+struct LossAndGradientOf {
+  Fn fn;
+  const X* x;
+  const float *target, *seed;
+  double weight;
+  X* dx;
+  __device__ float operator()(int64_t i) const {
+    const float xi = load_as(x[i]), ti = target[i], g = static_cast<float>(static_cast<double>(*seed) * weight);
+    dx[i] = store_as<X>(g * fn.dx(xi, ti));
+    return fn.f(xi, ti);
+  }
 };
 
 template <class Fn, class X, class T>
@@ -36,10 +51,17 @@ double weight_of(Reduction reduction, int64_t n) {
 
 template <class Fn>
 void elementwise_loss_forward_cuda(Context& ctx, Fn fn, Reduction reduction, const Tensor& x, const Tensor& target,
-                                   const Tensor& loss) {
+                                   const Tensor& loss, const Tensor& seed, const Tensor& dx) {
   const int64_t n = x.numel();
+  const double weight = weight_of(reduction, n);
   dispatch_widened(x.dtype(), target.dtype(), "loss", [&]<class X, class T>() {
-    weighted_sum_on_cuda<T>(ctx, LossOf<Fn, X, T>{fn, x.data<X>(), target.data<T>()}, n, weight_of(reduction, n), loss);
+    if constexpr (std::is_same_v<T, float>) {
+      if (dx)
+        return weighted_sum_on_cuda<T>(
+            ctx, LossAndGradientOf<Fn, X>{fn, x.data<X>(), target.data<T>(), seed.data<T>(), weight, dx.data<X>()}, n,
+            weight, loss);
+    }
+    weighted_sum_on_cuda<T>(ctx, LossOf<Fn, X, T>{fn, x.data<X>(), target.data<T>()}, n, weight, loss);
   });
 }
 
@@ -57,7 +79,7 @@ void elementwise_loss_backward_cuda(Context& ctx, Fn fn, Reduction reduction, co
 
 #define HT_LOSS(Fn)                                                                                               \
   template void elementwise_loss_forward_cuda<fn::Fn>(Context&, fn::Fn, Reduction, const Tensor&, const Tensor&,  \
-                                                      const Tensor&);                                             \
+                                                      const Tensor&, const Tensor&, const Tensor&);               \
   template void elementwise_loss_backward_cuda<fn::Fn>(Context&, fn::Fn, Reduction, const Tensor&, const Tensor&, \
                                                        const Tensor&, const Tensor&, const Tensor&);
 HT_LOSS(Mse)

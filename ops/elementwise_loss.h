@@ -103,10 +103,10 @@ struct BinaryCrossEntropyWithLogits {
 }  // namespace fn
 
 // The CUDA launchers, instantiated in ops/elementwise_loss.cu. All are of x's dtype or, with a half x, x and dx are and
-// the rest is FP32. An undefined dx or dt is not wanted.
+// the rest is FP32. An undefined dx or dt is not wanted; forward makes a dx of the seed.
 template <class Fn>
 void elementwise_loss_forward_cuda(Context& ctx, Fn fn, Reduction reduction, const Tensor& x, const Tensor& target,
-                                   const Tensor& loss);
+                                   const Tensor& loss, const Tensor& seed, const Tensor& dx);
 template <class Fn>
 void elementwise_loss_backward_cuda(Context& ctx, Fn fn, Reduction reduction, const Tensor& x, const Tensor& target,
                                     const Tensor& dy, const Tensor& dx, const Tensor& dt);
@@ -116,7 +116,10 @@ class ElementwiseLoss : public Op {
  public:
   explicit ElementwiseLoss(Reduction r, Fn f = {}) : fn(f), reduction(r) {}
 
-  bool widen(size_t k) override { return k == 0 && (widened = true); }
+  bool widen(size_t k) override {
+    widened = widened || k == 0;
+    return k == 0;
+  }
 
   TensorSpec infer(Inputs in) const override {
     const Tensor &x = in[0], &t = in[1];
@@ -133,7 +136,13 @@ class ElementwiseLoss : public Op {
   Tensor forward(Context& ctx, Inputs in, const TensorSpec& out) override {
     const Tensor x = in[0], t = in[1], loss = Tensor::empty(out, ctx.device());
     if constexpr (kCudaBuild) {
-      if (ctx.is_cuda()) elementwise_loss_forward_cuda(ctx, fn, reduction, x, t, loss);
+      if (ctx.is_cuda()) {
+        constexpr int64_t kSmall = 1 << 16;  // elements, whose gradient costs less than a launch
+        if (x.numel() <= kSmall && out.dtype == DType::f32 && grad_enabled())
+          seed = expected_seed(out.dtype, ctx.device());
+        if (seed) early_dx = Tensor::empty_like(x), seed_version = seed.version();
+        elementwise_loss_forward_cuda(ctx, fn, reduction, x, t, loss, seed, early_dx);
+      }
     }
     if (!ctx.is_cuda()) {
       const Tensor wide = x.to(t.dtype());  // x itself unless widened: here a bulk conversion is the faster way
@@ -153,6 +162,8 @@ class ElementwiseLoss : public Op {
 
   Grads backward(Context& ctx, const Tensor& dy, const std::vector<bool>& needs) override {
     const Tensor x = *saved_x, t = *saved_target;
+    const bool early = early_dx && dy.same_storage(seed) && seed.version() == seed_version;
+    if (early && !needs[1]) return {early_dx, {}};
     Tensor dx, dt;
     if (needs[0]) dx = Tensor::empty(x.shape(), ctx.is_cuda() ? x.dtype() : t.dtype(), ctx.device());
     if (needs[1]) dt = Tensor::empty_like(t);
@@ -187,6 +198,9 @@ class ElementwiseLoss : public Op {
   Reduction reduction;
   bool widened = false;
   Saved saved_x, saved_target;
+  // On CUDA: the gradient of x, made by forward in case backward starts with this seed.
+  Tensor early_dx, seed;
+  uint64_t seed_version = 0;
 };
 
 // The standard gradcheck cases, of both inputs: target uniform in [low, high) and x that or, with a `gap`, at a

@@ -16,7 +16,10 @@ struct NllLoss final : Op {
   explicit NllLoss(Reduction r) : reduction(r) {}
   const OpInfo& info() const override { return nll_loss_info; }
 
-  bool widen(size_t k) override { return k == 0 && (widened = true); }
+  bool widen(size_t k) override {
+    widened = widened || k == 0;
+    return k == 0;
+  }
 
   TensorSpec infer(Inputs in) const override { return infer_class_loss(name(), kX, in, widened); }
 
