@@ -4,7 +4,6 @@
 #include <cooperative_groups.h>
 
 #include "core/cuda_kernels.cuh"
-#include "core/narrow_gemm.h"
 #include "core/small_gemm.h"
 
 namespace ht {
@@ -191,7 +190,6 @@ std::vector<SmallGemmPlan> small_gemm_plans(const CudaContext& cuda, const GemmP
   const auto aligned = [](const void* x) { return reinterpret_cast<uintptr_t>(x) % 16 == 0; };
   constexpr int64_t kLongest = 1 << 12;  // k; beyond it a library's pipeline wins
   std::vector<SmallGemmPlan> plans;
-  if (narrow_gemm_takes(p, at)) plans.push_back({SmallGemmPlan::kNarrow, 1});
   if (cuda.kernels < 90 || p.dtype != DType::f32 || p.out != DType::f32 || p.batch != 1 || p.relu || p.m % 4 ||
       p.n % 4 || p.k % 4 || p.k > kLongest || !aligned(at.a) || !aligned(at.b) || !aligned(at.bias) || !aligned(at.c))
     return plans;
@@ -207,7 +205,6 @@ std::vector<SmallGemmPlan> small_gemm_plans(const CudaContext& cuda, const GemmP
 
 void small_gemm(const CudaContext& cuda, const CudaLane& lane, const GemmProblem& p, SmallGemmPlan plan,
                 const GemmOperands& at) {
-  if (plan.tile == SmallGemmPlan::kNarrow) return narrow_gemm(cuda, lane, p, at);
   with_tile(plan.tile, [&]<class T>() {
     const Sizes sizes{static_cast<int>(p.m), static_cast<int>(p.n), static_cast<int>(p.k),
                       static_cast<int>(up(up(p.k, plan.blocks), 4) * 4)};

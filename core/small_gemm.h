@@ -1,4 +1,4 @@
-// Products so small, or so narrow, that a library's kernel spends most of its time on its own beginning and end.
+// Products so small that a library's kernel spends most of its time on its own beginning and end.
 #pragma once
 
 #include <vector>
@@ -8,13 +8,12 @@
 namespace ht {
 
 struct SmallGemmPlan {
-  static constexpr int kNarrow = -1;
-  int tile = 0;    // which of the tiles that there are kernels for, or kNarrow: narrow_gemm's
+  int tile = 0;    // which of the tiles that there are kernels for
   int blocks = 0;  // of a cluster, which divide k; 0: no plan
 };
 
 // The ways in which small_gemm can do the problem, none where it does not take it: one FP32 product on a GPU with
-// clusters, sizes multiples of 4, no more blocks than run at once, 16-byte aligned operands; or what narrow_gemm takes.
+// clusters, sizes multiples of 4, no more blocks than run at once, 16-byte aligned operands.
 std::vector<SmallGemmPlan> small_gemm_plans(const CudaContext& cuda, const GemmProblem& problem,
                                             const GemmOperands& at);
 

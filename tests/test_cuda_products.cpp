@@ -88,30 +88,6 @@ TEST_CASE("cuda products: small FP32 ones, every layout and plan, whole and cut 
   }
 }
 
-TEST_CASE("cuda products: of a layer with few outputs, forward and both gradients, in half and FP32") {
-  HT_NEEDS_CUDA();
-  struct Types {
-    DType in, out;
-    double bound;
-  };
-  for (const Types& t : {Types{DType::f16, DType::f16, 1e-3},
-                         {DType::f16, DType::f32, 1e-5},
-                         {DType::bf16, DType::bf16, 1e-2},
-                         {DType::bf16, DType::f32, 1e-5},
-                         {DType::f32, DType::f32, 1e-5}})
-    for (const int64_t outputs : {1, 7, 10, 12, 13, 16})
-      for (const int64_t batch : {1, 3, 128, 301})
-        for (const int64_t inputs : {8, 24, 520, 4096})
-          for (const int bias : {0, 4}) {
-            Product forward({batch, outputs, inputs}, 2 | bias, t.in, t.out);
-            check_plans(forward, t.bound);
-            Product data({batch, inputs, outputs}, bias, t.in, t.out);
-            check_plans(data, t.bound);
-            Product weight({outputs, inputs, batch}, 1 | bias, t.in, t.out);
-            check_plans(weight, t.bound);
-          }
-}
-
 TEST_CASE("cuda products: what no kernel of ours takes") {
   HT_NEEDS_CUDA();
   if constexpr (kCudaBuild) {
@@ -120,10 +96,8 @@ TEST_CASE("cuda products: what no kernel of ours takes") {
     CHECK(small_gemm_plans(cuda, p, {}).empty());  // k is no multiple of 4
     p.k = 64, p.dtype = p.out = DType::f16;
     CHECK(small_gemm_plans(cuda, p, {}).empty());
-    p.n = 10, p.k = 4092, p.trans_b = true;
-    CHECK(small_gemm_plans(cuda, p, {}).empty());  // rows that are no whole 16 bytes
-    p.k = 4096;
-    CHECK(small_gemm_plans(cuda, p, {}).size() == 1);
+    p.dtype = p.out = DType::f32;
+    CHECK(!small_gemm_plans(cuda, p, {}).empty());
     p.relu = true;
     CHECK(small_gemm_plans(cuda, p, {}).empty());
     p.relu = false, p.batch = 2;
