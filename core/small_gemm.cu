@@ -187,11 +187,11 @@ void with_tile(int tile, F&& f) {
 }  // namespace
 
 std::vector<SmallGemmPlan> small_gemm_plans(const CudaContext& cuda, const GemmProblem& p, const GemmOperands& at) {
-  const auto aligned = [](const void* x) { return reinterpret_cast<uintptr_t>(x) % 16 == 0; };
   constexpr int64_t kLongest = 1 << 12;  // k; beyond it a library's pipeline wins
   std::vector<SmallGemmPlan> plans;
   if (cuda.kernels < 90 || p.dtype != DType::f32 || p.out != DType::f32 || p.batch != 1 || p.relu || p.m % 4 ||
-      p.n % 4 || p.k % 4 || p.k > kLongest || !aligned(at.a) || !aligned(at.b) || !aligned(at.bias) || !aligned(at.c))
+      p.n % 4 || p.k % 4 || p.k > kLongest || !aligned16(at.a) || !aligned16(at.b) || !aligned16(at.bias) ||
+      !aligned16(at.c))
     return plans;
   for (int tile = 0; tile < static_cast<int>(std::tuple_size_v<Tiles>); ++tile) {
     with_tile(tile, [&]<class T>() {
