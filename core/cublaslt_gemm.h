@@ -19,7 +19,7 @@ struct GemmProblem {
   DType out = DType::f32;
   int64_t stride_a = 0, stride_b = 0, stride_c = 0;  // elements from one batch to the next; 0 repeats
   bool bias = false, relu = false;
-  bool row_sums = false;  // wanted too: the sums of op(A)'s rows, [m]
+  bool row_sums = false;  // wanted too: the sums of op(A)'s rows, [m] of `dtype`
 };
 struct GemmOperands {
   const void *a = nullptr, *b = nullptr, *bias = nullptr;  // bias: [n] of dtype `out`, or null

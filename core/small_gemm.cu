@@ -3,13 +3,14 @@
 // the blocks' through the cluster's: one kernel, where a library takes two and finds work for a tenth of the GPU.
 #include <cooperative_groups.h>
 
-#include "core/cuda_kernels.cuh"
-#include "core/small_gemm.h"
+#include "core/small_gemm_tiles.h"
 
 namespace ht {
 
+using namespace small_gemms;
+
 namespace {
-constexpr int kWarps = kBlock / 32, kMost = 8;  // most: blocks of a cluster
+constexpr int kWarps = kBlock / 32;
 
 // A slab is what a block has of k at once, kEach of it a warp. Rows in shared memory are a float4 longer, so that the
 // stores of a transposed read spread over the banks.
@@ -29,7 +30,7 @@ struct Sizes {
   int m, n, k, depth;  // depth: of k, a block's share
 };
 
-__device__ __forceinline__ float4 operator+(const float4& a, const float4& b) {
+[[maybe_unused]] __device__ __forceinline__ float4 operator+(const float4& a, const float4& b) {
   return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
 }
 
@@ -76,8 +77,7 @@ struct Part {
   }
 };
 
-// Along x the blocks of a cluster, then the tiles of n; along y the tiles of m. Row sums, of op(A), only where a
-// cluster is one block.
+// Row sums, of op(A), only where a cluster is one block.
 template <class T, bool kTransA, bool kTransB>
 __global__ void __launch_bounds__(kBlock, 1) small_gemm_kernel(Sizes size, int blocks, const float* a, const float* b,
                                                                const float* bias, float* c, float* row_sums) {
@@ -173,56 +173,29 @@ __global__ void __launch_bounds__(kBlock, 1) small_gemm_kernel(Sizes size, int b
 #endif
 }
 
-int64_t up(int64_t n, int64_t d) { return (n + d - 1) / d; }
-
-// Calls f.operator()<T>() for tile number `tile`.
-template <class F, size_t... I>
-void with_tile(int tile, F&& f, std::index_sequence<I...>) {
-  ((tile == static_cast<int>(I) ? f.template operator()<std::tuple_element_t<I, Tiles>>() : void()), ...);
-}
-template <class F>
-void with_tile(int tile, F&& f) {
-  with_tile(tile, std::forward<F>(f), std::make_index_sequence<std::tuple_size_v<Tiles>>());
-}
 }  // namespace
 
 std::vector<SmallGemmPlan> small_gemm_plans(const CudaContext& cuda, const GemmProblem& p, const GemmOperands& at) {
   constexpr int64_t kLongest = 1 << 12;  // k; beyond it a library's pipeline wins
-  std::vector<SmallGemmPlan> plans;
-  if (cuda.kernels < 90 || p.dtype != DType::f32 || p.out != DType::f32 || p.batch != 1 || p.relu || p.m % 4 ||
-      p.n % 4 || p.k % 4 || p.k > kLongest || !aligned16(at.a) || !aligned16(at.b) || !aligned16(at.bias) ||
-      !aligned16(at.c))
-    return plans;
-  for (int tile = 0; tile < static_cast<int>(std::tuple_size_v<Tiles>); ++tile) {
-    with_tile(tile, [&]<class T>() {
-      const int64_t tiles = up(p.m, T::kRows) * up(p.n, T::kColumns);
-      for (int blocks = 1; blocks <= kMost && tiles * blocks <= cuda.sm_count; blocks *= 2)
-        if (blocks == 1 || (!p.row_sums && p.k > T::kDepth / 2 * blocks)) plans.push_back({tile, blocks});
-    });
-  }
-  return plans;
+  if (cuda.kernels < 90 || p.batch != 1 || p.relu || p.k > kLongest || !aligned16(at.a) || !aligned16(at.b) ||
+      !aligned16(at.bias) || !aligned16(at.c))
+    return {};
+  if (is_half(p.dtype)) return small_half_gemm_plans(cuda, p);
+  if (p.dtype != DType::f32 || p.out != DType::f32 || p.m % 4 || p.n % 4 || p.k % 4) return {};
+  return plans_of<Tiles>(cuda, p, !p.row_sums);
 }
 
 void small_gemm(const CudaContext& cuda, const CudaLane& lane, const GemmProblem& p, SmallGemmPlan plan,
                 const GemmOperands& at) {
-  with_tile(plan.tile, [&]<class T>() {
-    const Sizes sizes{static_cast<int>(p.m), static_cast<int>(p.n), static_cast<int>(p.k),
-                      static_cast<int>(up(up(p.k, plan.blocks), 4) * 4)};
-    LaunchShape shape{.grid = dim3(static_cast<unsigned>(up(p.n, T::kColumns) * plan.blocks),
-                                   static_cast<unsigned>(up(p.m, T::kRows))),
-                      .block = kBlock,
-                      .cluster = static_cast<unsigned>(plan.blocks),
-                      .shared_bytes = T::kBytes,
-                      .stream = lane.stream};
-    const auto launch = [&]<bool kTransA, bool kTransB>() {
-      launch_early(cuda, small_gemm_kernel<T, kTransA, kTransB>, shape, sizes, plan.blocks,
-                   static_cast<const float*>(at.a), static_cast<const float*>(at.b), static_cast<const float*>(at.bias),
-                   static_cast<float*>(at.c), static_cast<float*>(at.row_sums));
-    };
-    if (p.trans_a)
-      p.trans_b ? launch.template operator()<true, true>() : launch.template operator()<true, false>();
-    else
-      p.trans_b ? launch.template operator()<false, true>() : launch.template operator()<false, false>();
+  if (is_half(p.dtype)) return small_half_gemm(cuda, lane, p, plan, at);
+  const Sizes sizes{static_cast<int>(p.m), static_cast<int>(p.n), static_cast<int>(p.k),
+                    static_cast<int>(up(up(p.k, plan.blocks), 4) * 4)};
+  with_tile<Tiles>(plan.tile, [&]<class T>() {
+    with_layout(p, [&]<bool kTransA, bool kTransB>() {
+      launch_early(cuda, small_gemm_kernel<T, kTransA, kTransB>, shape_of<T>(p, plan, T::kBytes, lane), sizes,
+                   plan.blocks, static_cast<const float*>(at.a), static_cast<const float*>(at.b),
+                   static_cast<const float*>(at.bias), static_cast<float*>(at.c), static_cast<float*>(at.row_sums));
+    });
   });
 }
 

@@ -94,9 +94,15 @@ TEST_CASE("cuda products: what no kernel of ours takes") {
     const CudaContext& cuda = Context::of(Device::cuda()).cuda();
     GemmProblem p{.m = 64, .n = 64, .k = 62};
     CHECK(small_gemm_plans(cuda, p, {}).empty());  // k is no multiple of 4
-    p.k = 64, p.dtype = p.out = DType::f16;
+    p.k = 60, p.dtype = p.out = DType::f16;
+    CHECK(small_gemm_plans(cuda, p, {}).empty());  // nor of 8
+    p.k = 64, p.out = DType::bf16;
     CHECK(small_gemm_plans(cuda, p, {}).empty());
-    p.dtype = p.out = DType::f32;
+    p.dtype = DType::f32, p.out = DType::f16;
+    CHECK(small_gemm_plans(cuda, p, {}).empty());
+    p.k = 4104, p.out = DType::f32;
+    CHECK(small_gemm_plans(cuda, p, {}).empty());
+    p.k = 64;
     CHECK(!small_gemm_plans(cuda, p, {}).empty());
     p.relu = true;
     CHECK(small_gemm_plans(cuda, p, {}).empty());
