@@ -15,60 +15,91 @@ struct Size {
   int64_t m, n, k;
 };
 
-// A product of random numbers, layout bits: 1 A transposed, 2 B transposed, 4 a bias, 8 row sums.
+// A product of random numbers, without and with a bias, and the sums of op(A)'s rows, each in f64 too.
 struct Product {
-  Product(const Size& size, int layout, DType dtype, DType out) {
-    p = {.m = size.m, .n = size.n, .k = size.k};
-    p.trans_a = layout & 1, p.trans_b = layout & 2, p.bias = layout & 4, p.row_sums = layout & 8;
-    p.dtype = dtype, p.out = out;
-    const auto draw = [](const Shape& shape, uint64_t stream, DType t) {
-      return Tensor::uniform(shape, {21, stream}, -1, 1, DType::f64).to(t);
+  Product(const Size& size, bool trans_a, bool trans_b, DType dtype) {
+    p = {.m = size.m, .n = size.n, .k = size.k, .trans_a = trans_a, .trans_b = trans_b, .dtype = dtype};
+    const auto draw = [&](const Shape& shape, uint64_t stream) {
+      return Tensor::uniform(shape, {21, stream}, -1, 1, DType::f64).to(dtype);
     };
-    const Tensor a = draw(p.trans_a ? Shape{p.k, p.m} : Shape{p.m, p.k}, 1, dtype);
-    const Tensor b = draw(p.trans_b ? Shape{p.n, p.k} : Shape{p.k, p.n}, 2, dtype), bias = draw({p.n}, 3, out);
-    exact = Tensor::empty({p.m, p.n}, DType::f64), sums = Tensor::zeros({p.m}, DType::f64);
-    const Tensor a64 = a.to(DType::f64);
-    gemm(Context::of(Device::cpu()), {p.m, p.n, p.k, p.trans_a, p.trans_b}, a64, b.to(DType::f64), exact,
-         p.bias ? bias.to(DType::f64) : Tensor());
-    for (int64_t i = 0; i < p.m; ++i)
+    a = draw(trans_a ? Shape{p.k, p.m} : Shape{p.m, p.k}, 1), b = draw(trans_b ? Shape{p.n, p.k} : Shape{p.k, p.n}, 2);
+    bias = draw({p.n}, 3);
+    plain = Tensor::empty({p.m, p.n}, DType::f64), biased = Tensor::empty({p.m, p.n}, DType::f64);
+    sums = Tensor::zeros({p.m}, DType::f64);
+    const Tensor a64 = a.to(DType::f64), bias64 = bias.to(DType::f64);
+    gemm(Context::of(Device::cpu()), {p.m, p.n, p.k, trans_a, trans_b}, a64, b.to(DType::f64), plain);
+    for (int64_t i = 0; i < p.m; ++i) {
+      for (int64_t j = 0; j < p.n; ++j)
+        biased.data<double>()[i * p.n + j] = plain.data<double>()[i * p.n + j] + bias64.data<double>()[j];
       for (int64_t j = 0; j < p.k; ++j)
-        sums.data<double>()[i] += a64.data<double>()[p.trans_a ? j * p.m + i : i * p.k + j];
-    const Device device = Device::cuda();
-    da = a.to(device), db = b.to(device), dbias = bias.to(device);
-    c = Tensor::empty({p.m, p.n}, out, device), found = Tensor::empty({p.m}, DType::f32, device);
-    at = {da.data(), db.data(), p.bias ? dbias.data() : nullptr, c.data(), p.row_sums ? found.data() : nullptr};
+        sums.data<double>()[i] += a64.data<double>()[trans_a ? j * p.m + i : i * p.k + j];
+    }
+    a = a.to(Device::cuda()), b = b.to(Device::cuda()), bias = bias.to(Device::cuda());
   }
 
   GemmProblem p;
-  Tensor exact, sums, da, db, dbias, c, found;
-  GemmOperands at;
+  Tensor a, b, bias;  // on the device
+  Tensor plain, biased, sums;
 };
 
-// Every plan, on both lanes, the same bits.
-void check_plans(Product& product, double bound) {
+double bound_of(DType in, DType out) {
+  return out == DType::f16 ? 1e-3 : out == DType::bf16 ? 1e-2 : in == DType::f32 ? 1e-6 : 1e-5;
+}
+
+// Every plan for C of dtype `out`; on both lanes, the same bits, or only on the main one.
+void check_plans(const Product& product, DType out, bool with_bias, bool with_sums, bool both_lanes) {
   if constexpr (kCudaBuild) {
     CudaContext& cuda = Context::of(Device::cuda()).cuda();
-    const GemmProblem& p = product.p;
-    const auto plans = small_gemm_plans(cuda, p, product.at);
+    GemmProblem p = product.p;
+    p.out = out, p.bias = with_bias, p.row_sums = with_sums;
+    const Tensor bias = product.bias.to(out);  // exactly, as it was drawn in half
+    const Tensor c = Tensor::empty({p.m, p.n}, out, Device::cuda()),
+                 sums = Tensor::empty({p.m}, p.dtype, Device::cuda());
+    const GemmOperands at{product.a.data(), product.b.data(), with_bias ? bias.data() : nullptr, c.data(),
+                          with_sums ? sums.data() : nullptr};
+    const auto plans = small_gemm_plans(cuda, p, at);
     REQUIRE(!plans.empty());
     for (const SmallGemmPlan& plan : plans) {
       INFO(p.m, 'x', p.n, 'x', p.k, ' ', p.dtype, "->", p.out, " transposed ", p.trans_a, p.trans_b, " bias ", p.bias,
            " sums ", p.row_sums, " tile ", plan.tile, " blocks ", plan.blocks);
       std::vector<double> first;
       for (CudaLane* lane : {&cuda.main, &cuda.side}) {
-        product.c.fill_(NAN), product.found.fill_(NAN);
+        if (lane == &cuda.side && !both_lanes) continue;
+        c.fill_(NAN);
+        if (with_sums) sums.fill_(NAN);
         cuda.order(cuda.main, *lane);
-        small_gemm(cuda, *lane, p, plan, product.at);
+        small_gemm(cuda, *lane, p, plan, at);
         cuda.order(*lane, cuda.main);
-        CHECK(distance(product.c.to(Device::cpu()), product.exact, 0) <= bound);
-        if (p.row_sums) CHECK(distance(product.found.to(Device::cpu()), product.sums, 0) <= 1e-6);
-        if (first.empty()) first = product.c.to_vector();
-        CHECK(product.c.to_vector() == first);
+        const Tensor found = c.to(Device::cpu());
+        CHECK(distance(found, with_bias ? product.biased : product.plain, 0) <= bound_of(p.dtype, out));
+        if (with_sums) CHECK(distance(sums.to(Device::cpu()), product.sums, 0) <= bound_of(p.dtype, p.dtype));
+        if (first.empty()) first = found.to_vector();
+        CHECK(found.to_vector() == first);
       }
     }
   }
 }
+
+// All layouts, with and without a bias and row sums. In half, C is FP32 where it has one of the two.
+void check_layouts(const Size& size, DType dtype, bool both_lanes) {
+  for (const bool trans_a : {false, true})
+    for (const bool trans_b : {false, true}) {
+      const Product product(size, trans_a, trans_b, dtype);
+      for (const bool bias : {false, true})
+        for (const bool sums : {false, true})
+          check_plans(product, bias != sums ? DType::f32 : dtype, bias, sums, both_lanes);
+    }
+}
 }  // namespace
+
+// Few and small, as the sanitizers' tools slow kernels down a hundredfold.
+TEST_CASE("cuda products: quick ones, every layout and plan") {
+  HT_NEEDS_CUDA();
+  for (const Size& size : {Size{4, 4, 4}, {36, 68, 132}, {8, 200, 260}, {64, 64, 520}})
+    check_layouts(size, DType::f32, false);
+  for (const Size& size : {Size{8, 8, 8}, {40, 72, 136}, {8, 200, 264}, {64, 64, 520}})
+    check_layouts(size, DType::f16, false);
+}
 
 TEST_CASE("cuda products: small FP32 ones, every layout and plan, whole and cut tiles, with k divided and not") {
   HT_NEEDS_CUDA();
@@ -80,12 +111,21 @@ TEST_CASE("cuda products: small FP32 ones, every layout and plan, whole and cut 
                            {100, 200, 2052},
                            {128, 40, 4096},
                            {320, 360, 20},
-                           {500, 1020, 132}}) {
-    for (int layout = 0; layout < 16; ++layout) {
-      Product product(size, layout, DType::f32, DType::f32);
-      check_plans(product, 1e-6);
-    }
-  }
+                           {500, 1020, 132}})
+    check_layouts(size, DType::f32, true);
+}
+
+TEST_CASE("cuda products: small ones in half, every layout and plan, whole and cut tiles, with k divided and not") {
+  HT_NEEDS_CUDA();
+  for (const DType dtype : {DType::f16, DType::bf16})
+    for (const Size& size : {Size{64, 512, 1024},
+                             {512, 1024, 64},
+                             {64, 1024, 512},
+                             {8, 8, 8},
+                             {40, 72, 136},
+                             {104, 200, 2056},
+                             {128, 40, 4096}})
+      check_layouts(size, dtype, true);
 }
 
 TEST_CASE("cuda products: what no kernel of ours takes") {
