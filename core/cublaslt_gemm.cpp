@@ -172,9 +172,9 @@ PlanChoice describe(const std::string& problem, const Choice& choice) {
           (flags & CUBLASLT_NUMERICAL_IMPL_FLAGS_TENSOR_OP_MASK) != 0};
 }
 
-void run(CudaContext& cuda, CudaLane& lane, const GemmProblem& p, const Descriptors& d, const Choice& choice,
-         const GemmOperands& at) {
+void run(CudaContext& cuda, CudaLane& lane, const GemmProblem& p, const Choice& choice, const GemmOperands& at) {
   if (choice.small.blocks) return small_gemm(cuda, lane, p, choice.small, at);
+  const Descriptors d(p, at.bias);
   const float one32 = 1, zero32 = 0;
   const double one64 = 1, zero64 = 0;
   const bool f64 = p.dtype == DType::f64;
@@ -186,9 +186,9 @@ void run(CudaContext& cuda, CudaLane& lane, const GemmProblem& p, const Descript
 
 PlanCache& disk_cache(const CudaContext& cuda) { return plan_cache("cublaslt", cublasLtGetVersion(), cuda.gpu_name); }
 
-Choice choose(CudaContext& cuda, const GemmProblem& p, const std::string& key, const Descriptors& d,
-              const std::vector<SmallGemmPlan>& small, const GemmOperands& at,
-              const std::function<void()>& separately) {
+Choice choose(CudaContext& cuda, const GemmProblem& p, const std::string& key, const std::vector<SmallGemmPlan>& small,
+              const GemmOperands& at, const std::function<void()>& separately) {
+  const Descriptors d(p, at.bias);
   if (const auto text = disk_cache(cuda).find(key))
     if (const auto choice = decode(cuda, d, small, *text)) return *choice;
   cuda.join();  // nothing beside what is timed
@@ -204,8 +204,8 @@ Choice choose(CudaContext& cuda, const GemmProblem& p, const std::string& key, c
     if (candidates.size() == 1) return choice;
     try {
       const auto work = [&] {
-        run(cuda, cuda.main, p, d, choice, at);
-        if (separately && !choice.small.blocks) separately();
+        run(cuda, cuda.main, p, choice, at);
+        if (p.row_sums && !choice.small.blocks) separately();
       };
       const float us = time_on_device(cuda, work, best_us);
       if (best && us >= best_us) continue;
@@ -220,7 +220,7 @@ Choice choose(CudaContext& cuda, const GemmProblem& p, const std::string& key, c
 }
 
 // The kernel of a problem, searched for where it is met first.
-Choice choice_of(CudaContext& cuda, const GemmProblem& p, const Descriptors& d, const GemmOperands& at,
+Choice choice_of(CudaContext& cuda, const GemmProblem& p, const GemmOperands& at,
                  const std::function<void()>& separately) {
   const bool on_tensor_cores = p.dtype == DType::f32 && tf32();
   const std::vector<SmallGemmPlan> small =
@@ -238,7 +238,7 @@ Choice choice_of(CudaContext& cuda, const GemmProblem& p, const Descriptors& d, 
   const auto [it, fresh] = choices.try_emplace(str(cuda.device, ' ', name_of(tune_mode()), ' ', key));
   if (fresh) {
     try {
-      it->second = choose(cuda, p, key, d, small, at, separately);
+      it->second = choose(cuda, p, key, small, at, separately);
       note_plan(describe(key, it->second));
     } catch (...) {
       choices.erase(it);
@@ -249,16 +249,12 @@ Choice choice_of(CudaContext& cuda, const GemmProblem& p, const Descriptors& d, 
 }
 }  // namespace
 
-void cublaslt_gemm(Context& ctx, CudaLane& lane, const GemmProblem& p, const GemmOperands& at) {
-  if (p.m == 0 || p.n == 0 || p.batch == 0) return;
-  const Descriptors d(p, at.bias);
-  run(ctx.cuda(), lane, p, d, choice_of(ctx.cuda(), p, d, at, {}), at);
-}
-
-bool makes_row_sums(Context& ctx, const GemmProblem& p, const GemmOperands& at,
-                    const std::function<void()>& separately) {
-  if (p.m == 0 || p.n == 0 || !p.row_sums || small_gemm_plans(ctx.cuda(), p, at).empty()) return false;
-  return choice_of(ctx.cuda(), p, Descriptors(p, at.bias), at, separately).small.blocks > 0;
+GemmCall cublaslt_gemm(Context& ctx, const GemmProblem& p, const GemmOperands& at,
+                       const std::function<void()>& separately) {
+  CudaContext& cuda = ctx.cuda();
+  const Choice choice = choice_of(cuda, p, at, separately);
+  return {[&cuda, p, at, choice](CudaLane& lane) { run(cuda, lane, p, choice, at); },
+          p.row_sums && choice.small.blocks > 0};
 }
 
 }  // namespace ht

@@ -26,12 +26,15 @@ struct GemmOperands {
   void *c = nullptr, *row_sums = nullptr;
 };
 
-// Queues the product on `lane`, one of ctx. The first call of a problem times the heuristics' algorithms and small_gemm
-// (tune mode) and keeps the fastest, on disk too. Throws Error when no algorithm takes the problem.
-void cublaslt_gemm(Context& ctx, CudaLane& lane, const GemmProblem& problem, const GemmOperands& at);
-// Whether the kernel that does so makes the wanted row sums, too. `separately` queues them on the main lane: its time
-// counts for kernels that do not.
-bool makes_row_sums(Context& ctx, const GemmProblem& problem, const GemmOperands& at,
-                    const std::function<void()>& separately);
+// A problem with its kernel chosen.
+struct GemmCall {
+  std::function<void(CudaLane&)> run;  // queues the product on a lane of the context, once or more
+  bool makes_row_sums = false;         // the wanted ones, too
+};
+// The first call of a problem times the heuristics' algorithms and small_gemm (tune mode) and keeps the fastest, on
+// disk too. `separately` queues the row sums on the main lane: its time counts for kernels that do not make them.
+// Throws Error when no algorithm takes the problem.
+GemmCall cublaslt_gemm(Context& ctx, const GemmProblem& problem, const GemmOperands& at,
+                       const std::function<void()>& separately);
 
 }  // namespace ht

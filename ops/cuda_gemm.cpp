@@ -32,12 +32,14 @@ void gemm_cuda(Context& ctx, const GemmShape& s, const Tensor& a, const Tensor& 
                             .bias = bias.defined(),
                             .row_sums = row_sums.defined()};
   const GemmOperands at{first.data(), second.data(), offset.data(), y.data(), row_sums.data()};
-  const bool together = makes_row_sums(ctx, problem, at, sums);
-  const auto run = [&](CudaLane& lane) { cublaslt_gemm(ctx, lane, problem, at); };
+  const GemmCall product = cublaslt_gemm(ctx, problem, at, sums);
   CudaContext& cuda = ctx.cuda();
   // Row sums by a kernel of their own have the product beside them.
-  s.beside || (row_sums && !together) ? cuda.beside({first, second, y, row_sums ? row_sums : y}, run) : run(cuda.main);
-  if (!together) sums();
+  if (s.beside || (row_sums && !product.makes_row_sums))
+    cuda.beside({first, second, y, row_sums ? row_sums : y}, product.run);
+  else
+    product.run(cuda.main);
+  if (!product.makes_row_sums) sums();
 }
 
 }  // namespace ht
