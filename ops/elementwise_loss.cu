@@ -15,18 +15,26 @@ struct LossOf {
   __device__ acc_t<T> operator()(int64_t i) const { return fn.f(load_as(x[i]), load_as(target[i])); }
 };
 
-// The same, which writes the element's gradient on the way: dx = seed weight f.dx(x, t).
-template <class Fn, class X>
-struct LossAndGradientOf {
-  Fn fn;
+// In two parts, so that all loads can go before the first store: what an element has, and its loss, which writes its
+// gradient on the way, dx = seed weight f.dx(x, t).
+struct Element {
+  float x, target, seed;
+  int64_t i;
+};
+template <class X>
+struct ElementOf {
   const X* x;
   const float *target, *seed;
+  __device__ Element operator()(int64_t i) const { return {load_as(x[i]), target[i], *seed, i}; }
+};
+template <class Fn, class X>
+struct LossAndGradient {
+  Fn fn;
   double weight;
   X* dx;
-  __device__ float operator()(int64_t i) const {
-    const float xi = load_as(x[i]), ti = target[i], g = static_cast<float>(static_cast<double>(*seed) * weight);
-    dx[i] = store_as<X>(g * fn.dx(xi, ti));
-    return fn.f(xi, ti);
+  __device__ float operator()(const Element& e, int64_t) const {
+    dx[e.i] = store_as<X>(static_cast<float>(static_cast<double>(e.seed) * weight) * fn.dx(e.x, e.target));
+    return fn.f(e.x, e.target);
   }
 };
 
@@ -57,9 +65,8 @@ void elementwise_loss_forward_cuda(Context& ctx, Fn fn, Reduction reduction, con
   dispatch_widened(x.dtype(), target.dtype(), "loss", [&]<class X, class T>() {
     if constexpr (std::is_same_v<T, float>) {
       if (dx)
-        return weighted_sum_on_cuda<T>(
-            ctx, LossAndGradientOf<Fn, X>{fn, x.data<X>(), target.data<T>(), seed.data<T>(), weight, dx.data<X>()}, n,
-            weight, loss);
+        return weighted_sum_on_cuda<T>(ctx, ElementOf<X>{x.data<X>(), target.data<T>(), seed.data<T>()}, n, weight,
+                                       loss, LossAndGradient<Fn, X>{fn, weight, dx.data<X>()});
     }
     weighted_sum_on_cuda<T>(ctx, LossOf<Fn, X, T>{fn, x.data<X>(), target.data<T>()}, n, weight, loss);
   });

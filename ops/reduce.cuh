@@ -119,8 +119,15 @@ __global__ void __launch_bounds__(kClusterBlock) cluster_kernel(int n, Load load
   let_next_start();
   wait_for_previous();
   LaneSum<decltype(map(load(0), 0))> sum;
-#pragma unroll 8
-  for (int i = block * kClusterBlock + thread; i < n; i += kStep) sum.add(map(load(i), 0));
+  constexpr int kAtOnce = 8;  // loads that go out before the first of them is used
+  for (int begin = block * kClusterBlock + thread; begin < n; begin += kAtOnce * kStep) {
+    decltype(load(0)) value[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) value[u] = load(min(begin + u * kStep, n - 1));
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u)
+      if (begin + u * kStep < n) sum.add(map(value[u], 0));
+  }
   double total = warp_sum(sum.value());
   cluster.sync();  // the first block is there
   if (thread % kWarp == 0) cluster.map_shared_rank(sums, 0)[block * kWarps + thread / kWarp] = total;
@@ -228,13 +235,12 @@ struct StoreWeighted {
 };
 }  // namespace reduce_detail
 
-// y [] of type T = weight * the sum of load(i) for i below n.
-template <class T, class Load>
-void weighted_sum_on_cuda(Context& ctx, Load load, int64_t n, double weight, const Tensor& y) {
+// y [] of type T = weight * the sum of map(load(i), 0) for i below n.
+template <class T, class Load, class Map = reduce_detail::Same<acc_t<T>>>
+void weighted_sum_on_cuda(Context& ctx, Load load, int64_t n, double weight, const Tensor& y, Map map = {}) {
   ReducePlan plan;
   plan.count = plan.inner = n;
-  reduce_on_cuda(ctx, plan, load, reduce_detail::Same<acc_t<T>>{},
-                 reduce_detail::StoreWeighted<T>{y.data<T>(), weight});
+  reduce_on_cuda(ctx, plan, load, map, reduce_detail::StoreWeighted<T>{y.data<T>(), weight});
 }
 
 // For a kernel that makes y [] of type T = weight * a sum by itself: each of its `blocks` calls add_block() once.

@@ -53,11 +53,12 @@ void adamw_cuda(const AdamWOptions& options, const Rate& rate, std::span<const U
                 const GradRule& rule) {
   CudaContext& cuda = Context::of(rate.applied.device()).cuda();
   for_tables(cuda, items, rule, [&]<class P>(const TensorTable& table, unsigned blocks) {
-    const auto launch = [&](auto* kernel, const WholeStep& whole) {
-      launch_early(cuda, kernel, blocks, kBlock, table, options, rate.values.data<double>(), rate.values.numel(),
+    const auto launch = [&](auto* kernel, unsigned grid, const WholeStep& whole) {
+      launch_early(cuda, kernel, grid, kBlock, table, options, rate.values.data<double>(), rate.values.numel(),
                    rate.applied.data<int64_t>(), rule.on_device(), rule.clip_value, whole);
     };
-    rule.whole ? launch(adamw_kernel<P, true>, *rule.whole) : launch(adamw_kernel<P, false>, {});
+    rule.whole ? launch(adamw_kernel<P, true>, at_once(cuda, adamw_kernel<P, true>, blocks), *rule.whole)
+               : launch(adamw_kernel<P, false>, blocks, {});
   });
 }
 

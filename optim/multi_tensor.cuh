@@ -9,10 +9,11 @@
 
 namespace ht::optim {
 
+inline constexpr int kBlocksPerSm = 4;
 inline constexpr int kPointers = 5;  // parameter, gradient, two buffers, half copy
 
 // Elements that a block takes at a time: few enough that small tensors, too, keep the whole device busy.
-inline int64_t chunk_for(const CudaContext& cuda, int64_t elements, int chunks_per_sm = 8) {
+inline int64_t chunk_for(const CudaContext& cuda, int64_t elements, int chunks_per_sm = 2 * kBlocksPerSm) {
   constexpr int64_t kLeast = 4 * kBlock, kMost = 1 << 14;
   const int64_t chunks = int64_t{cuda.sm_count} * chunks_per_sm;
   return std::clamp((elements + chunks * kLeast - 1) / (chunks * kLeast) * kLeast, kLeast, kMost);
@@ -39,8 +40,8 @@ struct TensorTable {
     ++count;
   }
   int chunks() const { return count ? first[count] : 0; }
-  unsigned blocks(const CudaContext& cuda, int per_sm = 4) const {
-    return static_cast<unsigned>(std::min(chunks(), cuda.sm_count * per_sm));
+  unsigned blocks(const CudaContext& cuda) const {
+    return static_cast<unsigned>(std::min(chunks(), cuda.sm_count * kBlocksPerSm));
   }
 };
 static_assert(sizeof(TensorTable) <= 3900);
@@ -70,7 +71,7 @@ __device__ void for_chunks_back(const TensorTable& table, F&& f) {
 }
 
 __device__ inline double rate_now(const double* values, int64_t n, const int64_t* applied) {
-  return values[min(*applied, n - 1)];
+  return values[n == 1 ? 0 : min(*applied, n - 1)];  // a fixed rate need not wait for the count
 }
 
 // A value's half, as bits, in the table's dtype for that tensor.
@@ -81,7 +82,7 @@ __device__ __forceinline__ uint16_t half_bits_of(float v, bool bfloat16) {
 // Calls launch(table) for each full or last table of the items that `add(table, item)` puts in; add says if it did.
 template <class Item, class Add, class Launch>
 void for_tables_of(const CudaContext& cuda, std::span<const Item> items, Add&& add, Launch&& launch,
-                   int chunks_per_sm = 8) {
+                   int chunks_per_sm = 2 * kBlocksPerSm) {
   int64_t elements = 0;
   for (const Item& item : items) elements += item.numel();
   TensorTable table;
@@ -143,20 +144,17 @@ __device__ __forceinline__ void for_gradient(const TensorTable& table, int t, in
   });
 }
 
-// Of a step in one launch (optim/whole_step.cuh), a chunk or two each, so that all of them run at once.
-constexpr int kWholeStepBlocks = 2;  // an SM
-
 // Sorts the items by the parameter's dtype, fills tables with parameter, gradient, buffers and half copy, and calls
 // launch.operator()<P>(table, blocks) for each full or last one.
 template <class Launch>
 void for_tables(const CudaContext& cuda, std::span<const UpdateItem> items, const GradRule& rule, Launch&& launch) {
-  const int blocks_per_sm = rule.whole ? kWholeStepBlocks : 4;
   for_floating([&]<class P>() {
     for_tables_of(
         cuda, items,
         [](TensorTable& table, const UpdateItem& item) {
           if (item.param.dtype() != dtype_of<P>()) return false;
           table.step[table.count] = item.step.data<int64_t>();
+          table.index[table.count] = item.index;
           table.grad[table.count] = item.grad.dtype();
           table.bfloat16[table.count] = item.half.dtype() == DType::bf16;
           table.add({item.param.data(), item.grad.data(), item.buffers.size() > 0 ? item.buffers[0].data() : nullptr,
@@ -164,8 +162,8 @@ void for_tables(const CudaContext& cuda, std::span<const UpdateItem> items, cons
                     item.param.numel());
           return true;
         },
-        [&](const TensorTable& table) { launch.template operator()<P>(table, table.blocks(cuda, blocks_per_sm)); },
-        rule.whole ? kWholeStepBlocks : 8);
+        [&](const TensorTable& table) { launch.template operator()<P>(table, table.blocks(cuda)); },
+        rule.whole ? kBlocksPerSm : 2 * kBlocksPerSm);  // a chunk for each block of a step in one launch
   });
 }
 

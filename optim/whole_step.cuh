@@ -19,6 +19,14 @@ __device__ inline StepView& step_view() {
   return *reinterpret_cast<StepView*>(bytes);
 }
 
+// At most `blocks`, and no more than run at once: they wait for each other.
+template <class... P>
+unsigned at_once(const CudaContext& cuda, void (*kernel)(P...), unsigned blocks) {
+  int an_sm = 0;
+  HT_CUDA_CALL(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&an_sm, kernel, kBlock, 0));
+  return std::min(blocks, static_cast<unsigned>(an_sm * cuda.sm_count));
+}
+
 // Waits until all blocks have arrived at a place and gives what they brought. One thread.
 __device__ inline int32_t wait_for_blocks(const Meeting::Place& place) {
   unsigned long long both;
@@ -60,7 +68,7 @@ __device__ inline void meet(const TensorTable& table, const WholeStep& w, StepVi
   }
   __syncthreads();
   if (thread == kClerk) {
-    if (s.bad) atomicMax(&place->bad, s.bad);
+    if (w.record && s.bad) atomicMax(&place->bad, s.bad);
     __threadfence();
     atomicAdd(&place->arrived, 1u);
     if (w.record) {
@@ -68,11 +76,11 @@ __device__ inline void meet(const TensorTable& table, const WholeStep& w, StepVi
       if (bad) s.record.bad_gradient = s.record.skip = 1, s.record.first_bad = bad - 1;
     }
   }
-  __syncthreads();
+  if (w.record) __syncthreads();  // else nobody waits for the others
 }
 
 // Called by all threads after the update: the first block writes what the step leaves.
-__device__ inline void settle_together(const TensorTable& table, const WholeStep& w, StepView& s) {
+__device__ inline void settle_together(const TensorTable& table, const WholeStep& w, const StepView& s) {
   if (blockIdx.x != 0) return;
   const int thread = static_cast<int>(threadIdx.x), now = w.meeting->now;
   if (thread == 0 && !w.record) wait_for_blocks(w.meeting->place[now]);  // else it has
@@ -82,10 +90,12 @@ __device__ inline void settle_together(const TensorTable& table, const WholeStep
   if (thread != 0) return;
   if (!skip) ++*w.applied;
   if (w.record) {
-    settle(s.record, &s.state, 1, w.scaled, w.moving, w.options);
-    *w.record = s.record;
-    *w.state = s.state;
-    if (w.seed) *w.seed = s.state.scale;
+    StepRecord record = s.record;
+    ScalerState state = s.state;
+    settle(record, &state, 1, w.scaled, w.moving, w.options);
+    *w.record = record;
+    *w.state = state;
+    if (w.seed) *w.seed = state.scale;
   }
   w.meeting->place[1 - now] = {};
   w.meeting->now = 1 - now;
