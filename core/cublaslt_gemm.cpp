@@ -154,8 +154,8 @@ std::optional<Choice> decode(CudaContext& cuda, const Descriptors& d, const std:
   return choice.workspace <= largest_workspace() ? std::optional(choice) : std::nullopt;
 }
 
-PlanChoice describe(const std::string& problem, const Choice& choice) {
-  if (choice.small.blocks) return {problem, encode(choice), false};
+PlanChoice describe(const std::string& problem, DType dtype, const Choice& choice) {
+  if (choice.small.blocks) return {problem, encode(choice), is_half(dtype)};
   const cublasLtMatmulAlgo_t& algo = choice.algo;
   const auto setting = [&](cublasLtMatmulAlgoConfigAttributes_t name) {
     int32_t value = 0;
@@ -239,7 +239,7 @@ Choice choice_of(CudaContext& cuda, const GemmProblem& p, const GemmOperands& at
   if (fresh) {
     try {
       it->second = choose(cuda, p, key, small, at, separately);
-      note_plan(describe(key, it->second));
+      note_plan(describe(key, p.dtype, it->second));
     } catch (...) {
       choices.erase(it);
       throw;
