@@ -1,6 +1,7 @@
-// A tile of C to a cluster of blocks, each with its part of k; in a block the warps divide that part again, and each
-// warp has a tile of 32 rows in its registers, 8 of them a thread. The warps' sums meet in the block's shared memory,
-// the blocks' through the cluster's: one kernel, where a library takes two and finds work for a tenth of the GPU.
+// A tile of C to a cluster of blocks, a block's warps in groups; every group takes a part of k for the whole tile, with
+// slabs of its own that only its warps wait for. All of that part is on its way at once where kStages slabs hold it.
+// The groups' sums meet in the block's shared memory; the total goes straight into that of the block which writes those
+// rows.
 #include <cooperative_groups.h>
 
 #include "core/small_gemm_tiles.h"
@@ -10,166 +11,237 @@ namespace ht {
 using namespace small_gemms;
 
 namespace {
-constexpr int kWarps = kBlock / 32;
+constexpr int kSlabDepth = 16;  // of k
+constexpr int kStages = 4;      // slabs of a group in flight
 
-// A slab is what a block has of k at once, kEach of it a warp. Rows in shared memory are a float4 longer, so that the
-// stores of a transposed read spread over the banks.
-template <int kRows_, int kColumns_, int kEach_>
+// A warp has 32 rows and 32 columns, a thread 8 rows of 4 columns.
+template <int kRows_, int kColumns_>
 struct Tile {
-  static constexpr int kRows = kRows_, kColumns = kColumns_, kEach = kEach_;
-  static constexpr int kGroups = kWarps * 32 / kRows;  // of warps that share the tile
-  static constexpr int kDepth = kEach * kGroups;       // of a slab
-  static constexpr int kLdA = kRows + 4, kLdB = kColumns + 4;
-  static constexpr int kQuads = kRows * kColumns / 4;  // of the tile
-  static constexpr size_t kBytes =
-      sizeof(float) * static_cast<size_t>(std::max(kDepth * (kLdA + kLdB), kGroups* kQuads * 4));
+  static constexpr int kRows = kRows_, kColumns = kColumns_;
+  static constexpr int kThreads = kRows * kColumns / 32;  // of a group
+  static constexpr int kGroups = kBlock / kThreads, kDepth = kGroups * kSlabDepth;
+  static constexpr int kQuads = kThreads * 8;       // of the tile: number r * kThreads + t is row r of thread t
+  static constexpr int kSums = kQuads + kRows / 4;  // and the sums of op(A)'s rows
 };
-using Tiles = std::tuple<Tile<32, 32, 32>, Tile<32, 64, 16>, Tile<64, 64, 16>>;
+using Tiles = std::tuple<Tile<32, 32>, Tile<64, 32>, Tile<32, 64>, Tile<64, 64>>;
 
 struct Sizes {
-  int m, n, k, depth;  // depth: of k, a block's share
+  int m, n, k, depth, blocks;  // depth: of k, a group's share
+  int room;                    // of a group in shared memory, in float4s
 };
 
 [[maybe_unused]] __device__ __forceinline__ float4 operator+(const float4& a, const float4& b) {
   return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
 }
 
-// Rows [row, row + kRows) of an operand at k in [begin, end), zeros where there is nothing, on their way from memory
-// into a slab [kDepth, kLd]. The operand is stored [rows, k] when kAlongK, else [k, rows].
-template <int kRows, int kDepth, int kLd, bool kAlongK>
-struct Part {
-  static constexpr int kQuads = kRows * kDepth / 4, kEach = kQuads / kBlock;
-  static constexpr int kInner = (kAlongK ? kDepth : kRows) / 4;  // quads that are contiguous in memory
-  static_assert(kQuads % kBlock == 0);
-  float4 quad[kEach];
+// A barrier of a group's threads. Its number is a constant for ptxas, which else takes all 16 for the block.
+template <class T>
+__device__ __forceinline__ void sync_group(int group) {
+  if constexpr (T::kThreads == 32) {
+    __syncwarp();
+  } else {
+#pragma unroll
+    for (int g = 0; g < T::kGroups; ++g)
+      if (g == group) asm volatile("bar.sync %0, %1;" ::"r"(g + 1), "n"(T::kThreads) : "memory");
+  }
+}
 
-  // k and row of a quad. Along k, four neighbours read a row's 64 bytes and eight rows make a warp.
-  static __device__ __forceinline__ int2 place(int u) {
-    const int i = u * kBlock + static_cast<int>(threadIdx.x);
+// kRows rows of an operand, kSlabDepth of k, in shared memory as in memory: [rows, k] when kAlongK, else [k, rows].
+// kAcross of a warp's lanes have different rows, kEach of 32 a lane: those that let neighbours read 16 bytes each from
+// different banks. For the same reason lines along k are an odd number of float4s.
+template <int kRows, int kAcross, bool kAlongK, int kThreads>
+struct Slab {
+  static constexpr int kEach = 32 / kAcross;
+  static constexpr int kLine = kAlongK ? kSlabDepth : kRows, kLd = kAlongK ? kSlabDepth + 4 : kRows;
+  static constexpr int kFloats = kRows * kSlabDepth / kLine * kLd;
+  static constexpr int kCopies = kRows * kSlabDepth / (4 * kThreads);  // of a thread
+  static_assert(kSlabDepth == 16 && kCopies * kThreads * 4 == kRows * kSlabDepth);
+
+  static __device__ __forceinline__ int row_of(int lane, int e) {
+    return kAlongK ? lane + e * kAcross : lane * 4 + e % 4 + e / 4 * (kAcross * 4);
+  }
+  // Sends for rows from `row` on at k in [begin, end), zeros where there is nothing.
+  static __device__ __forceinline__ void load(float* slab, const float* from, int rows, int k, int row, int begin,
+                                              int end, int thread) {
+    // Along k, eight lanes write to rows that are 4 apart: other banks.
+    const int line = kAlongK ? thread / 32 * 8 + thread / 8 % 4 + thread / 4 % 2 * 4 : thread / (kLine / 4),
+              inside = thread % (kLine / 4) * 4;
+#pragma unroll
+    for (int u = 0; u < kCopies; ++u) {
+      const int further = line + u * (kThreads * 4 / kLine);
+      const int at_row = row + (kAlongK ? further : inside), at_k = begin + (kAlongK ? inside : further);
+      const bool there = at_row < rows && at_k < end;
+      // Some 2^25 at most; unsigned, since 64 bits of a sign cost instructions.
+      const auto offset = static_cast<uint32_t>(kAlongK ? at_row * k + at_k : at_k * rows + at_row);
+      copy16(slab + further * kLd + inside, from + (there ? offset : 0), there);
+    }
+  }
+  // This lane's numbers of the 32 rows from `top` on, at k and the next three.
+  static __device__ __forceinline__ void read(float (&x)[4][kEach], const float* slab, int top, int lane, int k) {
     if constexpr (kAlongK) {
-      const int warp = i / 32, lane = i % 32;
-      return {(warp % (kInner / 4) * 4 + lane % 4) * 4, warp / (kInner / 4) * 8 + lane / 4};
-    }
-    return {i / kInner, i % kInner * 4};
-  }
-  __device__ __forceinline__ void load(const float* from, int rows, int k, int row, int begin, int end) {
 #pragma unroll
-    for (int u = 0; u < kEach; ++u) {
-      const int2 at = place(u);
-      const bool there = begin + at.x < end && row + at.y < rows;
-      const int64_t offset =
-          kAlongK ? int64_t{row + at.y} * k + begin + at.x : int64_t{begin + at.x} * rows + row + at.y;
-      quad[u] = there ? *reinterpret_cast<const float4*>(from + offset) : float4{};
+      for (int e = 0; e < kEach; ++e) {
+        const auto v = *reinterpret_cast<const float4*>(slab + (top + row_of(lane, e)) * kLd + k);
+        x[0][e] = v.x, x[1][e] = v.y, x[2][e] = v.z, x[3][e] = v.w;
+      }
+    } else {
+#pragma unroll
+      for (int q = 0; q < 4; ++q)
+#pragma unroll
+        for (int e = 0; e < kEach; e += 4)
+          *reinterpret_cast<float4*>(x[q] + e) =
+              *reinterpret_cast<const float4*>(slab + (k + q) * kLd + top + row_of(lane, e));
     }
   }
-  __device__ __forceinline__ void put(float* slab) const {
+  static __device__ __forceinline__ float sum_of(const float* slab, int row) {
+    float sum = 0;
 #pragma unroll
-    for (int u = 0; u < kEach; ++u) {
-      const int2 at = place(u);
+    for (int k = 0; k < kSlabDepth; k += 4) {
       if constexpr (kAlongK) {
-        const float v[4] = {quad[u].x, quad[u].y, quad[u].z, quad[u].w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) slab[(at.x + j) * kLd + at.y] = v[j];
+        const auto v = *reinterpret_cast<const float4*>(slab + row * kLd + k);
+        sum += v.x + v.y + (v.z + v.w);
       } else {
-        *reinterpret_cast<float4*>(slab + at.x * kLd + at.y) = quad[u];
+        const float* v = slab + k * kLd + row;
+        sum += v[0] + v[kLd] + (v[2 * kLd] + v[3 * kLd]);
       }
     }
+    return sum;
   }
 };
 
-// Row sums, of op(A), only where a cluster is one block.
 template <class T, bool kTransA, bool kTransB>
-__global__ void __launch_bounds__(kBlock, 1) small_gemm_kernel(Sizes size, int blocks, const float* a, const float* b,
-                                                               const float* bias, float* c, float* row_sums) {
+struct Stage {
+  using A = Slab<T::kRows, 4, !kTransA, T::kThreads>;
+  using B = Slab<T::kColumns, 8, kTransB, T::kThreads>;
+  static constexpr int kFloats = A::kFloats + B::kFloats;
+};
+
+// Registers for two blocks of an SM, although one runs: the next kernel's then start beside it.
+template <class T, bool kTransA, bool kTransB>
+__global__ void __launch_bounds__(kBlock, 2)
+    small_gemm_kernel(Sizes size, const float* a, const float* b, const float* bias, float* c, float* row_sums) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  constexpr int kWide = T::kColumns / 32;  // float4s of a thread's row
+  using Slabs = Stage<T, kTransA, kTransB>;
+  using A = typename Slabs::A;
+  using B = typename Slabs::B;
   extern __shared__ float4 shared[];
-  float *slab_a = reinterpret_cast<float*>(shared), *slab_b = slab_a + T::kDepth * T::kLdA;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const int group = warp % T::kGroups, top = warp / T::kGroups * 32 + lane / 8 * 4, left = lane % 8 * 4;
-  const int part = static_cast<int>(blockIdx.x) % blocks, row = static_cast<int>(blockIdx.y) * T::kRows,
-            column = static_cast<int>(blockIdx.x) / blocks * T::kColumns;
-  const int end = min(size.k, (part + 1) * size.depth);
-  const bool sums_rows = row_sums && column == 0 && thread < T::kRows;
-  Part<T::kRows, T::kDepth, T::kLdA, !kTransA> part_a;
-  Part<T::kColumns, T::kDepth, T::kLdB, kTransB> part_b;
-  const auto load = [&](int k) {
-    part_a.load(a, size.m, size.k, row, k, end);
-    part_b.load(b, size.n, size.k, column, k, end);
+  const int block_thread = static_cast<int>(threadIdx.x), group = block_thread / T::kThreads,
+            thread = block_thread % T::kThreads, warp = thread / 32, lane = thread % 32;
+  // A lane has its rows in common with lane ^ 2, its columns with lane ^ 1: half a warp's read of 16 bytes is one step.
+  const int lane_a = lane % 2 + lane / 16 * 2, lane_b = lane / 2 % 8;
+  const int top = warp / (T::kColumns / 32) * 32, left = warp % (T::kColumns / 32) * 32;
+  const int blocks = size.blocks, part = static_cast<int>(blockIdx.x) % blocks,
+            column = static_cast<int>(blockIdx.x) / blocks * T::kColumns, row = static_cast<int>(blockIdx.y) * T::kRows;
+  const int begin = (part * T::kGroups + group) * size.depth, end = min(size.k, begin + size.depth);
+  const bool sums_rows = row_sums && column == 0;
+  float4 *sums = shared + group * size.room, *pushed = shared + T::kGroups * size.room;
+  float* stages = reinterpret_cast<float*>(sums);
+  auto cluster = cooperative_groups::this_cluster();
+  if (blocks > 1) cluster.barrier_arrive();  // it runs: others may write into its shared memory
+  const auto load = [&](int s) {
+    if (const int k = begin + s * kSlabDepth; k < end) {
+      float* stage = stages + s % kStages * Slabs::kFloats;
+      A::load(stage, a, size.m, size.k, row, k, end, thread);
+      B::load(stage + A::kFloats, b, size.n, size.k, column, k, end, thread);
+    }
+    end_group();  // of nothing, too, as the groups are counted
   };
-  // A thread's rows top + {0..3, 16..19}, columns left + {0..3} and, in a wide tile, 32 further.
-  float sum[8][kWide * 4] = {}, row_sum = 0;
   let_next_start();
   wait_for_previous();
-  int k = part * size.depth;
-  load(k);
-  for (; k < end; k += T::kDepth) {
-    part_a.put(slab_a);
-    part_b.put(slab_b);
-    __syncthreads();
-    if (k + T::kDepth < end) load(k + T::kDepth);  // on its way meanwhile
-#pragma unroll 4
-    for (int i = group * T::kEach; i < (group + 1) * T::kEach; ++i) {
-      float x[8], y[kWide * 4];
+#pragma unroll 1
+  for (int s = 0; s < kStages; ++s) load(s);
+  float offset[4] = {};
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        *reinterpret_cast<float4*>(x + h * 4) = *reinterpret_cast<const float4*>(slab_a + i * T::kLdA + top + h * 16);
-#pragma unroll
-      for (int h = 0; h < kWide; ++h)
-        *reinterpret_cast<float4*>(y + h * 4) = *reinterpret_cast<const float4*>(slab_b + i * T::kLdB + left + h * 32);
-#pragma unroll
-      for (int r = 0; r < 8; ++r)
-#pragma unroll
-        for (int s = 0; s < kWide * 4; ++s) sum[r][s] += x[r] * y[s];
-    }
-    if (sums_rows) {  // the slab's first, so that long sums stay exact
-      float slab = 0;
-#pragma unroll 8
-      for (int i = 0; i < T::kDepth; ++i) slab += slab_a[i * T::kLdA + thread];
-      row_sum += slab;
-    }
-    __syncthreads();
-  }
-  if (sums_rows && row + thread < size.m) row_sums[row + thread] = row_sum;
+  for (int e = 0; e < 4; ++e)
+    if (const int at = column + left + B::row_of(lane_b, e); bias && at < size.n) offset[e] = bias[at];
 
+  float sum[8][4] = {}, row_sum = 0;
+  for (int s = 0; begin + s * kSlabDepth < end; ++s) {
+    wait_for_groups<kStages - 1>();
+    sync_group<T>(group);
+    const float *slab_a = stages + s % kStages * Slabs::kFloats, *slab_b = slab_a + A::kFloats;
+    const int deep = min(kSlabDepth, end - begin - s * kSlabDepth);
+    for (int i = 0; i < deep; i += 8) {
 #pragma unroll
-  for (int r = 0; r < 8; ++r)
+      for (int u = 0; u < 8; u += 4) {
+        float x[4][8], y[4][4];
+        A::read(x, slab_a, top, lane_a, i + u);
+        B::read(y, slab_b, left, lane_b, i + u);
 #pragma unroll
-    for (int s = 0; s < kWide; ++s)
-      shared[group * T::kQuads + ((top + r / 4 * 16 + r % 4) * T::kColumns + left + s * 32) / 4] = {
-          sum[r][s * 4], sum[r][s * 4 + 1], sum[r][s * 4 + 2], sum[r][s * 4 + 3]};
+        for (int q = 0; q < 4; ++q)
+#pragma unroll
+          for (int r = 0; r < 8; ++r)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sum[r][e] += x[q][r] * y[q][e];
+      }
+    }
+    if (sums_rows && thread < T::kRows) row_sum += A::sum_of(slab_a, thread);  // by slabs, so that long sums stay exact
+    if (begin + (s + kStages) * kSlabDepth < end) sync_group<T>(group);        // all have read this slab
+    load(s + kStages);
+  }
+
+  sync_group<T>(group);  // its sums take the place of its slabs
+#pragma unroll
+  for (int r = 0; r < 8; ++r) sums[r * T::kThreads + thread] = {sum[r][0], sum[r][1], sum[r][2], sum[r][3]};
+  if (sums_rows && thread < T::kRows) reinterpret_cast<float*>(sums + T::kQuads)[thread] = row_sum;
   __syncthreads();
-  const auto store = [&](int i, float4 total) {
-    const int to_row = row + i / (T::kColumns / 4), to_column = column + i % (T::kColumns / 4) * 4;
-    if (to_row >= size.m || to_column >= size.n) return;
-    if (bias) total = total + *reinterpret_cast<const float4*>(bias + to_column);
-    *reinterpret_cast<float4*>(c + int64_t{to_row} * size.n + to_column) = total;
-  };
+
+  const auto store = [&](int i, const float4& total) {
+    const int to_row = row + top + A::row_of(lane_a, i / T::kThreads);
+    const float v[4] = {total.x + offset[0], total.y + offset[1], total.z + offset[2], total.w + offset[3]};
+    if (to_row >= size.m) return;
+    float* to = c + int64_t{to_row} * size.n;
+    if constexpr (kTransB) {
 #pragma unroll
-  for (int i = thread; i < T::kQuads; i += kBlock) {
+      for (int e = 0; e < 4; ++e)
+        if (const int at = column + left + B::row_of(lane_b, e); at < size.n) to[at] = v[e];
+    } else if (const int at = column + left + B::row_of(lane_b, 0); at < size.n) {
+      *reinterpret_cast<float4*>(to + at) = {v[0], v[1], v[2], v[3]};
+    }
+  };
+  // Block `owner` of the cluster writes `share` quads of the tile, and the first one the row sums.
+  const int share = T::kQuads / blocks;
+  float* pushed_sums = reinterpret_cast<float*>(pushed + T::kQuads);
+  if (blocks > 1) cluster.barrier_wait();
+#pragma unroll
+  for (int i = block_thread; i < T::kQuads; i += kBlock) {
     float4 total = shared[i];
 #pragma unroll
-    for (int g = 1; g < T::kGroups; ++g) total = total + shared[g * T::kQuads + i];
-    if (blocks == 1)
+    for (int g = 1; g < T::kGroups; ++g) total = total + shared[g * size.room + i];
+    if (blocks == 1) {
       store(i, total);
-    else
-      shared[i] = total;
+    } else {
+      const int owner = i * blocks / T::kQuads;
+      cluster.map_shared_rank(pushed, owner)[part * share + i - owner * share] = total;
+    }
+  }
+  if (sums_rows && block_thread < T::kRows) {
+    float total = 0;
+#pragma unroll
+    for (int g = 0; g < T::kGroups; ++g)
+      total += reinterpret_cast<const float*>(shared + g * size.room + T::kQuads)[block_thread];
+    if (blocks > 1)
+      cluster.map_shared_rank(pushed_sums, 0)[part * T::kRows + block_thread] = total;
+    else if (row + block_thread < size.m)
+      row_sums[row + block_thread] = total;
   }
   if (blocks == 1) return;
-  auto cluster = cooperative_groups::this_cluster();
   cluster.sync();
-  const int share = T::kQuads / blocks;  // of the tile, that this block writes
-  for (int i = part * share + thread; i < (part + 1) * share; i += kBlock) {
-    float4 total[kMost];
+  for (int i = block_thread; i < share; i += kBlock) {
+    float4 each[kMost], total{};
 #pragma unroll
-    for (int other = 0; other < kMost; ++other)
-      if (other < blocks) total[other] = cluster.map_shared_rank(shared, other)[i];
+    for (int p = 0; p < kMost; ++p)
+      if (p < blocks) each[p] = pushed[p * share + i];
 #pragma unroll
-    for (int other = 1; other < kMost; ++other)
-      if (other < blocks) total[0] = total[0] + total[other];
-    store(i, total[0]);
+    for (int p = 0; p < kMost; ++p)
+      if (p < blocks) total = total + each[p];
+    store(part * share + i, total);
   }
-  cluster.sync();  // the others have read this block's sums
+  if (sums_rows && part == 0 && block_thread < T::kRows && row + block_thread < size.m) {
+    float total = 0;
+    for (int p = 0; p < blocks; ++p) total += pushed_sums[p * T::kRows + block_thread];
+    row_sums[row + block_thread] = total;
+  }
 #endif
 }
 
@@ -182,19 +254,24 @@ std::vector<SmallGemmPlan> small_gemm_plans(const CudaContext& cuda, const GemmP
     return {};
   if (is_half(p.dtype)) return small_half_gemm_plans(cuda, p);
   if (p.dtype != DType::f32 || p.out != DType::f32 || p.m % 4 || p.n % 4 || p.k % 4) return {};
-  return plans_of<Tiles>(cuda, p, !p.row_sums);
+  return plans_of<Tiles>(cuda, p, true);
 }
 
 void small_gemm(const CudaContext& cuda, const CudaLane& lane, const GemmProblem& p, SmallGemmPlan plan,
                 const GemmOperands& at) {
   if (is_half(p.dtype)) return small_half_gemm(cuda, lane, p, plan, at);
-  const Sizes sizes{static_cast<int>(p.m), static_cast<int>(p.n), static_cast<int>(p.k),
-                    static_cast<int>(up(up(p.k, plan.blocks), 4) * 4)};
   with_tile<Tiles>(plan.tile, [&]<class T>() {
     with_layout(p, [&]<bool kTransA, bool kTransB>() {
-      launch_early(cuda, small_gemm_kernel<T, kTransA, kTransB>, shape_of<T>(p, plan, T::kBytes, lane), sizes,
-                   plan.blocks, static_cast<const float*>(at.a), static_cast<const float*>(at.b),
-                   static_cast<const float*>(at.bias), static_cast<float*>(at.c), static_cast<float*>(at.row_sums));
+      const int64_t depth = up(up(p.k, plan.blocks * T::kGroups), 4) * 4;
+      const int64_t slabs = std::min<int64_t>(up(depth, kSlabDepth), kStages);
+      const int64_t room = std::max<int64_t>(slabs * Stage<T, kTransA, kTransB>::kFloats / 4, T::kSums);
+      const int64_t pushed = plan.blocks > 1 ? T::kQuads + kMost * T::kRows / 4 : 0;
+      const Sizes sizes{static_cast<int>(p.m),   static_cast<int>(p.n), static_cast<int>(p.k),
+                        static_cast<int>(depth), plan.blocks,           static_cast<int>(room)};
+      launch_early(cuda, small_gemm_kernel<T, kTransA, kTransB>,
+                   shape_of<T>(p, plan, static_cast<size_t>(T::kGroups * room + pushed) * sizeof(float4), lane), sizes,
+                   static_cast<const float*>(at.a), static_cast<const float*>(at.b), static_cast<const float*>(at.bias),
+                   static_cast<float*>(at.c), static_cast<float*>(at.row_sums));
     });
   });
 }

@@ -1,4 +1,5 @@
-// What the kernels of small products share on the host: which tiles there are, and in which plans they can be used.
+// What the kernels of small products share: copies into shared memory; on the host, which tiles there are, and in which
+// plans they can be used.
 #pragma once
 
 #include <tuple>
@@ -17,6 +18,21 @@ void small_half_gemm(const CudaContext& cuda, const CudaLane& lane, const GemmPr
 
 namespace small_gemms {
 constexpr int kMost = 8;  // blocks of a cluster
+
+// 16 bytes on their way from memory into shared memory; zeros where they are not `there`.
+[[maybe_unused]] __device__ __forceinline__ void copy16(void* to, const void* from, bool there) {
+  asm volatile(
+      "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+      "l"(from), "r"(there ? 16 : 0)
+      : "memory");
+}
+// What a thread copied since it last did this is a group; groups arrive in order.
+[[maybe_unused]] __device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all of this thread's groups but the kLeft newest are there.
+template <int kLeft>
+[[maybe_unused]] __device__ __forceinline__ void wait_for_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
 
 constexpr int64_t up(int64_t n, int64_t d) { return (n + d - 1) / d; }
 

@@ -32,21 +32,6 @@ struct Sizes {
   bool wide;                   // C and the bias are FP32
 };
 
-// 16 bytes on their way from memory into shared memory; zeros where they are not `there`.
-[[maybe_unused]] __device__ __forceinline__ void copy16(void* to, const void* from, bool there) {
-  asm volatile(
-      "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-      "l"(from), "r"(there ? 16 : 0)
-      : "memory");
-}
-// What a thread copied since it last did this is a group; groups arrive in order.
-[[maybe_unused]] __device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all of this thread's groups but the kLeft newest are there.
-template <int kLeft>
-__device__ __forceinline__ void wait_for_groups() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-}
-
 // Four 8x8 matrices: lane 8 j + i gives the address of matrix j's row i, and receives of each matrix row lane / 4,
 // columns lane % 4 * 2 + {0, 1}; kTransposed: of its transposed one.
 template <bool kTransposed>
