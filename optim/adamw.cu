@@ -13,11 +13,11 @@ __global__ void __launch_bounds__(kBlock)
   using A = acc_t<P>;
   let_next_start();
   wait_for_previous();
-  const double lr = rate_now(rates, rate_count, applied);
   if constexpr (kWhole) {
-    meet(table, whole, step_view());
+    meet(table, whole, rates, rate_count, step_view());
     record = whole.record ? &step_view().record : nullptr;
   }
+  const double lr = kWhole ? step_view().lr : rate_now(rates, rate_count, applied);
   const GradTransform<A> transform = grad_transform<A>(record, clip_value);
   const auto update_chunk = [&](int t, int64_t begin, int64_t end) {
     P* param = static_cast<P*>(table.at[t][0]);

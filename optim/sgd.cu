@@ -88,11 +88,11 @@ __global__ void __launch_bounds__(kBlock)
   using A = acc_t<P>;
   let_next_start();
   wait_for_previous();
-  const double lr = rate_now(rates, rate_count, applied);
   if constexpr (kWhole) {
-    meet(table, whole, step_view());
+    meet(table, whole, rates, rate_count, step_view());
     record = whole.record ? &step_view().record : nullptr;
   }
+  const double lr = kWhole ? step_view().lr : rate_now(rates, rate_count, applied);
   const GradTransform<A> transform = grad_transform<A>(record, clip_value);
   if (!(record && record->skip)) {  // after the loads, so that they are on their way together
     int tensor = -1;                // that c is of

@@ -8,9 +8,12 @@ namespace ht::optim {
 
 // What the threads of a block know of the step: in shared memory.
 struct StepView {
-  StepRecord record;          // as it will be, before it is settled
-  ScalerState state;          // likewise
+  StepRecord record;  // as it will be, before it is settled
+  ScalerState state;  // likewise
+  double lr;
+  int64_t applied;            // steps so far
   int64_t steps[kTableSize];  // updates of each parameter so far
+  int32_t now;                // the place of the meeting
   int32_t bad;                // the block's largest parameter with a bad gradient, + 1
 };
 
@@ -27,24 +30,27 @@ unsigned at_once(const CudaContext& cuda, void (*kernel)(P...), unsigned blocks)
   return std::min(blocks, static_cast<unsigned>(an_sm * cuda.sm_count));
 }
 
-// Waits until all blocks have arrived at a place and gives what they brought. One thread.
+// Waits until all blocks have arrived at a place and gives what they brought, which lies in the same 8 bytes: nothing
+// else of theirs is read, so that no fence is needed. One thread.
 __device__ inline int32_t wait_for_blocks(const Meeting::Place& place) {
   unsigned long long both;
   do {
     both = *reinterpret_cast<const volatile unsigned long long*>(&place);
   } while (static_cast<uint32_t>(both) < gridDim.x);
-  __threadfence();
   return static_cast<int32_t>(both >> 32);
 }
 
-// Called by all threads before the update. What is read here is not written by any block before all have arrived.
-__device__ inline void meet(const TensorTable& table, const WholeStep& w, StepView& s) {
+// Called by all threads before the update. What the step will write is read here alone, into shared memory, before the
+// block arrives: no other block writes it earlier.
+__device__ inline void meet(const TensorTable& table, const WholeStep& w, const double* rates, int64_t rate_count,
+                            StepView& s) {
   constexpr int kClerk = kBlock - 1;  // where a chunk of halves gives least to do
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < table.count) s.steps[thread] = *table.step[thread];
-  Meeting::Place* place = nullptr;
   if (thread == kClerk) {
-    place = &w.meeting->place[w.meeting->now];
+    s.now = w.meeting->now;
+    s.applied = *w.applied;
+    s.lr = rate_now(rates, rate_count, w.applied);
     s.bad = 0;
     if (w.record) {  // all of the verdict but the gradients' part
       s.record = *w.record;
@@ -68,11 +74,14 @@ __device__ inline void meet(const TensorTable& table, const WholeStep& w, StepVi
   }
   __syncthreads();
   if (thread == kClerk) {
-    if (w.record && s.bad) atomicMax(&place->bad, s.bad);
-    __threadfence();
-    atomicAdd(&place->arrived, 1u);
+    Meeting::Place& place = w.meeting->place[s.now];
+    if (w.record && s.bad) {
+      atomicMax(&place.bad, s.bad);
+      __threadfence();
+    }
+    atomicAdd(&place.arrived, 1u);
     if (w.record) {
-      const int32_t bad = wait_for_blocks(*place);
+      const int32_t bad = wait_for_blocks(place);
       if (bad) s.record.bad_gradient = s.record.skip = 1, s.record.first_bad = bad - 1;
     }
   }
@@ -82,13 +91,13 @@ __device__ inline void meet(const TensorTable& table, const WholeStep& w, StepVi
 // Called by all threads after the update: the first block writes what the step leaves.
 __device__ inline void settle_together(const TensorTable& table, const WholeStep& w, const StepView& s) {
   if (blockIdx.x != 0) return;
-  const int thread = static_cast<int>(threadIdx.x), now = w.meeting->now;
-  if (thread == 0 && !w.record) wait_for_blocks(w.meeting->place[now]);  // else it has
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0 && !w.record) wait_for_blocks(w.meeting->place[s.now]);  // else it has
   __syncthreads();
   const bool skip = w.record && s.record.skip;
   if (!skip && thread < table.count) *table.step[thread] = s.steps[thread] + 1;
   if (thread != 0) return;
-  if (!skip) ++*w.applied;
+  if (!skip) *w.applied = s.applied + 1;
   if (w.record) {
     StepRecord record = s.record;
     ScalerState state = s.state;
@@ -97,8 +106,8 @@ __device__ inline void settle_together(const TensorTable& table, const WholeStep
     *w.state = state;
     if (w.seed) *w.seed = state.scale;
   }
-  w.meeting->place[1 - now] = {};
-  w.meeting->now = 1 - now;
+  w.meeting->place[1 - s.now] = {};
+  w.meeting->now = 1 - s.now;
 }
 
 }  // namespace ht::optim

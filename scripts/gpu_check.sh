@@ -79,7 +79,7 @@ sanitize() {
   [ -x "$build_dir/test_cuda_ops" ] || skip "no CUDA tests in $build_dir"
   local failed=0 programs=0 run refusal
   for run in 'test_cuda_ops *f32*' 'test_cuda_training *loader*,*clipping*,*conversions*' 'test_cuda_few_channels *' \
-    'test_step_log *' 'test_cuda_products *quick*'; do
+    'test_step_log *' 'test_whole_step *several*' 'test_cuda_products *quick*'; do
     programs=$((programs + 1))
     say "$1 ${run% *}"
     HALFTONE_TUNE=off compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 20 \
