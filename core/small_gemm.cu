@@ -1,5 +1,5 @@
 // A tile of C to a cluster of blocks, a block's warps in groups; every group takes a part of k for the whole tile, with
-// slabs of its own that only its warps wait for. All of that part is on its way at once where kStages slabs hold it.
+// slabs of its own. All of that part is on its way at once where kStages slabs hold it.
 // The groups' sums meet in the block's shared memory; the total goes straight into that of the block which writes those
 // rows.
 #include <cooperative_groups.h>
@@ -32,18 +32,6 @@ struct Sizes {
 
 [[maybe_unused]] __device__ __forceinline__ float4 operator+(const float4& a, const float4& b) {
   return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
-}
-
-// A barrier of a group's threads. Its number is a constant for ptxas, which else takes all 16 for the block.
-template <class T>
-__device__ __forceinline__ void sync_group(int group) {
-  if constexpr (T::kThreads == 32) {
-    __syncwarp();
-  } else {
-#pragma unroll
-    for (int g = 0; g < T::kGroups; ++g)
-      if (g == group) asm volatile("bar.sync %0, %1;" ::"r"(g + 1), "n"(T::kThreads) : "memory");
-  }
 }
 
 // kRows rows of an operand, kSlabDepth of k, in shared memory as in memory: [rows, k] when kAlongK, else [k, rows].
@@ -156,9 +144,9 @@ __global__ void __launch_bounds__(kBlock, 2)
     if (const int at = column + left + B::row_of(lane_b, e); bias && at < size.n) offset[e] = bias[at];
 
   float sum[8][4] = {}, row_sum = 0;
-  for (int s = 0; begin + s * kSlabDepth < end; ++s) {
+  for (int s = 0; s * kSlabDepth < size.depth; ++s) {  // as often for each group, also for one without a share
     wait_for_groups<kStages - 1>();
-    sync_group<T>(group);
+    __syncthreads();
     const float *slab_a = stages + s % kStages * Slabs::kFloats, *slab_b = slab_a + A::kFloats;
     const int deep = min(kSlabDepth, end - begin - s * kSlabDepth);
     for (int i = 0; i < deep; i += 8) {
@@ -175,12 +163,12 @@ __global__ void __launch_bounds__(kBlock, 2)
             for (int e = 0; e < 4; ++e) sum[r][e] += x[q][r] * y[q][e];
       }
     }
-    if (sums_rows && thread < T::kRows) row_sum += A::sum_of(slab_a, thread);  // by slabs, so that long sums stay exact
-    if (begin + (s + kStages) * kSlabDepth < end) sync_group<T>(group);        // all have read this slab
+    if (sums_rows && thread < T::kRows && deep > 0) row_sum += A::sum_of(slab_a, thread);  // so long sums stay exact
+    if ((s + kStages) * kSlabDepth < size.depth) __syncthreads();                          // all have read this slab
     load(s + kStages);
   }
 
-  sync_group<T>(group);  // its sums take the place of its slabs
+  __syncthreads();  // a group's sums take the place of its slabs
 #pragma unroll
   for (int r = 0; r < 8; ++r) sums[r * T::kThreads + thread] = {sum[r][0], sum[r][1], sum[r][2], sum[r][3]};
   if (sums_rows && thread < T::kRows) reinterpret_cast<float*>(sums + T::kQuads)[thread] = row_sum;

@@ -116,6 +116,7 @@ __global__ void __launch_bounds__(kClusterBlock) cluster_kernel(int n, Load load
   __shared__ double sums[kCluster * kWarps];
   const int thread = static_cast<int>(threadIdx.x), block = static_cast<int>(blockIdx.x);
   auto cluster = cooperative_groups::this_cluster();
+  cluster.barrier_arrive();  // it runs: the others may write into its shared memory
   let_next_start();
   wait_for_previous();
   LaneSum<decltype(map(load(0), 0))> sum;
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(kClusterBlock) cluster_kernel(int n, Load load
       if (begin + u * kStep < n) sum.add(map(value[u], 0));
   }
   double total = warp_sum(sum.value());
-  cluster.sync();  // the first block is there
+  cluster.barrier_wait();
   if (thread % kWarp == 0) cluster.map_shared_rank(sums, 0)[block * kWarps + thread / kWarp] = total;
   cluster.sync();
   if (block != 0 || thread >= kWarp) return;

@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kBlock)
   let_next_start();
   wait_for_previous();
   if constexpr (kWhole) {
-    meet(table, whole, rates, rate_count, step_view());
+    meet<P>(table, whole, rates, rate_count, step_view());
     record = whole.record ? &step_view().record : nullptr;
   }
   const double lr = kWhole ? step_view().lr : rate_now(rates, rate_count, applied);

@@ -40,10 +40,19 @@ __device__ inline int32_t wait_for_blocks(const Meeting::Place& place) {
   return static_cast<int32_t>(both >> 32);
 }
 
-// Called by all threads before the update. What the step will write is read here alone, into shared memory, before the
-// block arrives: no other block writes it earlier.
-__device__ inline void meet(const TensorTable& table, const WholeStep& w, const double* rates, int64_t rate_count,
-                            StepView& s) {
+// Sends for elements [begin, end) of a tensor of T, four a thread, so that they are in the L1 cache when they are read.
+template <class T>
+__device__ __forceinline__ void send_for(const void* tensor, int64_t begin, int64_t end) {
+  const int64_t i = begin + int64_t{threadIdx.x} * 4;
+  if (tensor && i < end)
+    asm volatile("{\n .reg .b32 unused;\n ld.global.u8 unused, [%0];\n}" ::"l"(static_cast<const T*>(tensor) + i));
+}
+
+// Called by all threads before the update of parameters of type P. What the step will write is read here alone, into
+// shared memory, before the block arrives: no other block writes it earlier.
+template <class P>
+__device__ void meet(const TensorTable& table, const WholeStep& w, const double* rates, int64_t rate_count,
+                     StepView& s) {
   constexpr int kClerk = kBlock - 1;  // where a chunk of halves gives least to do
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < table.count) s.steps[thread] = *table.step[thread];
@@ -62,13 +71,19 @@ __device__ inline void meet(const TensorTable& table, const WholeStep& w, const 
       judge(s.record, &s.state, 1, w.scaled, 0, std::numeric_limits<double>::infinity());
     }
   }
-  if (w.record) {
-    int32_t bad = 0;
-    for_chunks_back(table, [&](int t, int64_t begin, int64_t end) {
+  int32_t bad = 0;
+  for_chunks_back(table, [&](int t, int64_t begin, int64_t end) {
+    send_for<P>(table.at[t][0], begin, end);
+    send_for<acc_t<P>>(table.at[t][2], begin, end);
+    send_for<acc_t<P>>(table.at[t][3], begin, end);
+    if (!w.record)
+      with_floating_type(table.grad[t], [&]<class G>() { send_for<G>(table.at[t][1], begin, end); });
+    else
       for_gradient<1>(table, t, begin, end, [&](auto g) {
         if (!finite_bits(g)) bad = max(bad, table.index[t] + 1);
       });
-    });
+  });
+  if (w.record) {
     __syncthreads();
     if (bad) atomicMax(&s.bad, bad);
   }
