@@ -7,8 +7,8 @@
 #   sanitize   the quick CUDA tests under compute-sanitizer: short for the stages memcheck, racecheck and initcheck
 #   benchmark  VGG16's training step, the start with a warm plan cache, a short training run
 #
-#   --limit STAGE=S   time limit of a stage in seconds (build=240 on 16 cores, more on fewer; test=150, each tool
-#                     40, benchmark=60)
+#   --limit STAGE=S   time limit of a stage in seconds (build=240 on 16 cores, more on fewer; test=150, racecheck
+#                     150, the other tools and benchmark 60)
 #   --logs FOLDER     where the logs go ($OUT where that is set, else build-cuda/logs)
 #   --require-gpu     a stage that cannot run for want of a GPU is a failure
 #   --help            this text
@@ -18,8 +18,8 @@
 source "$(dirname "$0")/common.sh"
 
 cores=$(nproc)
-declare -A limit=([build]=$((cores < 16 ? 240 * 16 / cores : 240)) [test]=150 [memcheck]=40 [racecheck]=40 [initcheck]=40
-  [benchmark]=60)
+declare -A limit=([build]=$((cores < 16 ? 240 * 16 / cores : 240)) [test]=150 [memcheck]=60 [racecheck]=150
+  [initcheck]=60 [benchmark]=60)
 build_dir=build-cuda
 logs=${OUT:-$build_dir/logs}
 require_gpu=
