@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """PyTorch's side of one repeat of the benchmark, the twin of bench/benchmark.cpp: same protocol, same line of JSON.
 
-    python3 bench/pytorch_benchmark.py --mode amp --batch 128 --data DIR [--number 0 ...] [--iterations 100]
+    python3 bench/pytorch_benchmark.py --mode amp --batch 128 --data DIR [--number 0 ...] [--iterations 100] [--wait]
 
 --mode: as bench/pytorch_vgg16.py's. As on our side the training set's bytes are on the GPU and batches are made there, and
 no loss is read before the end, so that the clock measures training and not the loading of files. Several numbers are several
@@ -155,7 +155,10 @@ def main():
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--init", choices=["uniform", "kaiming"], default="uniform")
+    parser.add_argument("--wait", action="store_true", help="for a line of input, before the GPU is touched")
     args = parser.parse_args()
+    if args.wait and not sys.stdin.readline():
+        return  # whoever would have said so is gone
     for number in args.number:
         print(json.dumps(run(args, number)), flush=True)
 

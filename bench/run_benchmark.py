@@ -2,7 +2,8 @@
 """The article's benchmark: VGG16 on CIFAR-10, methods x batch sizes x repeats, beside PyTorch if wanted.
 
     bench/run_benchmark --data DIR [--methods fp32 tf32 fp16 amp bf16] [--batches 128 256 512 1024 2048] [--repeats 5]
-        [--iterations 100] [--frameworks halftone pytorch ...] [--together] [--gpus 0 1] [--out DIR] [--gpu-name NAME]
+        [--iterations 100] [--frameworks halftone pytorch ...] [--together] [--ahead] [--gpus 0 1] [--out DIR]
+        [--gpu-name NAME]
 
 Frameworks: halftone, halftone-eager, pytorch (eager), pytorch-graph, pytorch-compile. Each repeat is a process of its own,
 and frameworks take turns repeat by repeat. Results go to OUT/NAME.json after each repeat; the same command goes on where an
@@ -53,6 +54,8 @@ def arguments():
                         help="GPUs of one kind, by number, that work at the same time; each batch size stays on one of them")
     parser.add_argument("--together", action="store_true",
                         help="PyTorch's repeats of a method and batch size in one process, which searches once")
+    parser.add_argument("--ahead", action="store_true",
+                        help="the next PyTorch process loads PyTorch while the one before measures, and waits for its turn")
     parser.add_argument("--init", choices=["uniform", "kaiming"], default="uniform",
                         help="of the weights: PyTorch's default, or Kaiming's normal, fan-out, for all layers but the last")
     parser.add_argument("--applied", action="store_true",
@@ -63,6 +66,8 @@ def arguments():
     args = parser.parse_args()
     if min(args.repeats, args.iterations, args.jobs, *args.batches) < 1:
         parser.error("--batches, --repeats, --iterations and --jobs are at least 1")
+    if args.ahead and args.jobs > 1:
+        parser.error("--ahead is for times, which --jobs above 1 spoils")
     if args.gpus and args.device:
         parser.error("--gpus and --device both say where to run; give one of them")
     if len(set(args.gpus)) < len(args.gpus):
@@ -85,27 +90,61 @@ def output_of(command):
     return lines[0] if done.returncode == 0 and lines else "unknown"
 
 
-def measure(command, timeout, count=1, gpu=None):
-    """What a process measured, its last `count` lines; in place of those that are missing, why there is nothing."""
-    begin, lines, error = time.monotonic(), [], "no output"
+def start(command, gpu=None):
     environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env=environment)
+
+
+def measure(command, timeout, count=1, gpu=None, process=None):
+    """What a process measured, its last `count` lines; in place of those that are missing, why there is nothing. The
+    process may have been started already, with --wait: it then goes on by a line of input."""
+    begin, out, error = time.monotonic(), "", "no output"
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=timeout,
-                              env=environment)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")][-count:]
-        if done.returncode != 0:
-            words = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
-            error = f"exit code {done.returncode}: {words[-1][:500]}"
-    except subprocess.TimeoutExpired:
-        error = f"not done after {timeout:g} s"
+        process = process or start(command, gpu)
+        try:
+            out, err = process.communicate("go\n", timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()[0], ""
+            error = f"not done after {timeout:g} s"
+        else:
+            if process.returncode != 0:
+                words = [line for line in err.splitlines() if line.strip()] or ["no output"]
+                error = f"exit code {process.returncode}: {words[-1][:500]}"
     except OSError as e:
         error = str(e)
+    lines = [line for line in out.splitlines() if line.startswith("{")][-count:]
     try:
         results = [{"status": "ok", **json.loads(line, parse_constant=lambda name: None)} for line in lines]  # NaN: none
     except ValueError as e:
         results, error = [], str(e)
     results += [{"status": "failed", "error": error}] * (count - len(results))
     return [{**result, "process_s": round((time.monotonic() - begin) / count, 2)} for result in results]
+
+
+class Turns:
+    """The processes of a GPU in their order. With --ahead the next one of PyTorch's is started when one begins."""
+
+    def __init__(self, args, gpu):
+        self.args, self.gpu, self.groups, self.waiting = args, gpu, [], {}
+
+    def command(self, turn, *more):
+        group = self.groups[turn]
+        return command_of(self.args, *group[0][:3], *(key[3] for key in group)) + list(more)
+
+    def run(self, turn):
+        process = self.waiting.pop(turn, None)
+        later = next((i for i in range(turn + 1, len(self.groups)) if self.groups[i][0][0].startswith("pytorch")), None)
+        if self.args.ahead and later is not None and later not in self.waiting:
+            self.waiting[later] = start(self.command(later, "--wait"), self.gpu)
+        count = len(self.groups[turn])
+        return measure(self.command(turn), self.args.timeout * count, count, self.gpu, process)
+
+    def stop(self):
+        for process in self.waiting.values():
+            process.kill()
+            process.communicate()
 
 
 def command_of(args, framework, method, batch, *numbers, iterations=None):
@@ -254,11 +293,10 @@ def main():
     find_plans(args, document, keys)
     groups, count = processes(args, keys), 0
     pools = {gpu: concurrent.futures.ThreadPoolExecutor(args.jobs) for gpu in args.gpus or [None]}
-    running = {}
+    turns = {gpu: Turns(args, gpu) for gpu in pools}
     for group in groups:
-        gpu = args.places[group[0][2]]
-        running[pools[gpu].submit(measure, command_of(args, *group[0][:3], *(key[3] for key in group)),
-                                  args.timeout * len(group), len(group), gpu)] = group
+        turns[args.places[group[0][2]]].groups.append(group)
+    running = {pools[gpu].submit(t.run, turn): group for gpu, t in turns.items() for turn, group in enumerate(t.groups)}
     try:
         for run in concurrent.futures.as_completed(running):
             for key, result in zip(running.pop(run), run.result()):
@@ -269,8 +307,9 @@ def main():
                 print(f"[{count}/{len(keys)}] {told(key, result)}"
                       + (f"; {eta(seconds, rest)} to go" if rest and count + len(rest) == len(keys) else ""), flush=True)
     finally:
-        for pool in pools.values():
+        for gpu, pool in pools.items():
             pool.shutdown(cancel_futures=True)
+            turns[gpu].stop()
     print()
     print(benchmark_tables.report({document["gpu_name"]: benchmark_results.summarize(document)}))
     print(f"{path}: {len(document['repeats'])} repeats, {failed} failed now. "

@@ -151,6 +151,8 @@ import json, os, pathlib, sys
 gpu = ["gpu " + os.environ["CUDA_VISIBLE_DEVICES"]] if "CUDA_VISIBLE_DEVICES" in os.environ else []
 with pathlib.Path(__file__).with_name("log").open("a") as log:
     log.write(" ".join(gpu + sys.argv[1:]) + "\\n")
+if "--wait" in sys.argv and sys.stdin.readline() != "go\\n":
+    sys.exit("not told to go")
 if "hardware" in sys.argv:
     print(json.dumps({"device": "cuda:0", "gpu": "Fake GPU", "gemm_n": 8192, "gemm_tflops": {"amp": 700.0}}))
 else:
@@ -222,6 +224,27 @@ class Order(unittest.TestCase):
         theirs = {r["number"]: r["status"] for r in document["repeats"] if r["framework"] == "pytorch-graph"}
         self.assertEqual(theirs, {0: "ok", 1: "failed", 2: "failed"})  # what was measured before the end counts
         self.assertEqual(self.run_it("--together", "--repeats", "3")[2][-1].split("--number ")[1].split(" --")[0], "1 2")
+
+    def test_ahead(self):
+        code, out, calls = self.run_it("--together", "--ahead", "--repeats", "1", "--batches", "128", "256", "512")
+        self.assertEqual(code, 0, out)
+        theirs = [call for call in calls if "--mode" in call]
+        self.assertEqual([call.split("--batch ")[1].split()[0] for call in theirs], ["128", "256", "512"])
+        self.assertTrue(all(call.endswith("--wait") for call in theirs))
+        self.assertEqual({r["status"] for r in benchmark_results.load(self.folder / "small.json")["repeats"]}, {"ok"})
+        with contextlib.redirect_stderr(io.StringIO()) as told, self.assertRaises(SystemExit):
+            self.run_it("--ahead", "--jobs", "2")
+        self.assertIn("--ahead is for times", told.getvalue())
+
+    def test_a_repeat_that_takes_too_long(self):
+        self.program.write_text(FAKE + "    sys.stdout.flush()\n    import time; time.sleep(60)\n", encoding="utf-8")
+        code, out, calls = self.run_it("--timeout", "1", "--repeats", "1", "--frameworks", "halftone")
+        self.assertEqual(code, 0, out)  # what it had measured by then counts
+        self.program.write_text(FAKE.replace('print("a line before")', "import time; time.sleep(60)"), encoding="utf-8")
+        (self.folder / "small.json").unlink()
+        code, out, calls = self.run_it("--timeout", "1", "--repeats", "1", "--frameworks", "halftone")
+        self.assertEqual(code, 1)
+        self.assertIn("FAILED: not done after 1 s", out)
 
     def test_two_gpus(self):
         with contextlib.redirect_stderr(io.StringIO()) as told, self.assertRaises(SystemExit):
