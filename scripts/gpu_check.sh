@@ -7,8 +7,8 @@
 #   sanitize   the quick CUDA tests under compute-sanitizer: short for the stages memcheck, racecheck and initcheck
 #   benchmark  VGG16's training step, the start with a warm plan cache, a short training run
 #
-#   --limit STAGE=S   time limit of a stage in seconds (build=240 on 16 cores, more on fewer; test=150, racecheck
-#                     150, the other tools and benchmark 60)
+#   --limit STAGE=S   time limit of a stage in seconds (build=240 on 16 cores, more on fewer; benchmark=60, all
+#                     others 150)
 #   --logs FOLDER     where the logs go ($OUT where that is set, else build-cuda/logs)
 #   --require-gpu     a stage that cannot run for want of a GPU is a failure
 #   --help            this text
@@ -18,8 +18,8 @@
 source "$(dirname "$0")/common.sh"
 
 cores=$(nproc)
-declare -A limit=([build]=$((cores < 16 ? 240 * 16 / cores : 240)) [test]=150 [memcheck]=60 [racecheck]=150
-  [initcheck]=60 [benchmark]=60)
+declare -A limit=([build]=$((cores < 16 ? 240 * 16 / cores : 240)) [test]=150 [memcheck]=150 [racecheck]=150
+  [initcheck]=150 [benchmark]=60)
 build_dir=build-cuda
 logs=${OUT:-$build_dir/logs}
 require_gpu=
@@ -72,25 +72,42 @@ stage_test() {
   [ "$status" -eq 0 ] || return "$status"
   has_gpu || skip 'all passed, but NO GPU ON THIS MACHINE: what needs one did not run'
 }
-# sanitize TOOL: each program is told apart, so that one that fails leaves the others' results.
+# sanitize_one TOOL RUN: a program with its test cases, into a log of its own; the last line told says how it went.
+sanitize_one() {
+  local log="$stage_log.${2//[^a-z0-9_]/-}" status=0
+  HALFTONE_TUNE=off compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 20 \
+    "$build_dir/${2% *}" --test-case="${2#* }" >"$log" 2>&1 || status=$?
+  local races=0 known=0
+  races=$(grep -c -E 'Race reported between|and (Read|Write) access' "$log" || true)
+  known=$(grep -c -E '(Race reported between|and (Read|Write) access).*sm90_xmma_dgrad_implicit_gemm_indexed' "$log" || true)
+  local word="status $status"
+  if [ "$status" -eq 0 ]; then
+    word=ok
+  elif [ "$races" -gt 0 ] && [ "$races" -eq "$known" ] && grep -q 'Status: SUCCESS' "$log"; then
+    word='ok but for a kernel of cuDNN (docs/cuda.md)'
+  fi
+  [[ $word == ok* ]] || tail -n 60 "$log"
+  echo "$1 $2: $word; $(grep -o '[A-Z]* SUMMARY: .*' "$log" | tail -n 1)"
+}
+# sanitize TOOL: programs side by side, as the tools keep a core busy each and the GPU hardly.
 sanitize() {
   need_gpu
   command -v compute-sanitizer >/dev/null || skip 'compute-sanitizer is not here'
   [ -x "$build_dir/test_cuda_ops" ] || skip "no CUDA tests in $build_dir"
-  local failed=0 programs=0 run refusal
-  for run in 'test_cuda_ops *f32*' 'test_cuda_training *loader*,*clipping*,*conversions*' 'test_cuda_few_channels *' \
-    'test_step_log *' 'test_whole_step *several*' 'test_cuda_products *quick*'; do
-    programs=$((programs + 1))
-    say "$1 ${run% *}"
-    HALFTONE_TUNE=off compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 20 \
-      "$build_dir/${run% *}" --test-case="${run#* }" 2>&1 | tee "$stage_log.tool" || failed=$((failed + 1))
-    refusal=$(grep -m 1 -E 'Device not supported|Internal Sanitizer Error|LibraryNotLoaded|error 999' "$stage_log.tool" || true)
-    if [ -n "$refusal" ] && ! grep -q 'SUMMARY: 0' "$stage_log.tool"; then
-      skip "THIS MACHINE'S RUNTIME REFUSES compute-sanitizer: ${refusal#=========}"
-    fi
-  done
-  echo "RESULT: $1: $failed of $programs programs with errors; $(grep -h -o '[A-Z]* SUMMARY: .*' "$stage_log.tool" | tail -n 1)"
-  [ "$failed" -eq 0 ]
+  local runs=('test_cuda_ops *f32*' 'test_cuda_training *loader*,*clipping*,*conversions*' 'test_cuda_few_channels *'
+    'test_cuda_batch_norm *' 'test_step_log *' 'test_early_check *' 'test_whole_step *' 'test_cuda_products *quick*')
+  rm -f "$stage_log".test_*
+  printf '%s\n' "${runs[@]}" |
+    xargs -d '\n' -P "$((cores > 4 ? cores * 3 / 4 : 1))" -I{} bash -c 'sanitize_one "$0" "$1"' "$1" {} | tee "$stage_log.told" || true
+  local refusal
+  refusal=$(grep -h -m 1 -E 'Device not supported|Internal Sanitizer Error|LibraryNotLoaded|error 999' "$stage_log".test_* | head -n 1 || true)
+  if [ -n "$refusal" ] && ! grep -q 'SUMMARY: 0' "$stage_log".test_*; then
+    skip "THIS MACHINE'S RUNTIME REFUSES compute-sanitizer: ${refusal#=========}"
+  fi
+  local good
+  good=$(grep -c -E "^$1 test_.*: ok( but|;)" "$stage_log.told" || true)
+  echo "RESULT: $1: $((${#runs[@]} - good)) of ${#runs[@]} programs with errors"
+  [ "$good" -eq "${#runs[@]}" ]
 }
 stage_memcheck() { sanitize memcheck; }
 stage_racecheck() { sanitize racecheck; }
@@ -106,9 +123,9 @@ stage_benchmark() {
   "$build_dir/bin/train_vgg16" --device cuda --iterations 50
   echo "RESULT: warm: $(grep -o '"process_to_first_step_s": [0-9.]*' "$stage_log.warm")"
 }
-export -f say die build skip has_gpu need_gpu sanitize
+export -f say die build skip has_gpu need_gpu sanitize sanitize_one
 export -f stage_build stage_test stage_memcheck stage_racecheck stage_initcheck stage_benchmark
-export build_dir stage_log
+export build_dir stage_log cores
 
 summary='' failed=
 for stage in "${stages[@]}"; do
