@@ -81,26 +81,32 @@ def step_ms(step, guess_s):
     return statistics.median(times)
 
 
-def network(number, seed, states={}):
-    """The one that a process, seeded once, would make number-th, from 0. Keeps where the random numbers stand after it."""
-    torch.manual_seed(seed)
-    made = number if number in states else 0
-    if made:
-        torch.set_rng_state(states[number])
-    for _ in range(made, number + 1):
-        model = vgg16()
-    states[number + 1] = torch.get_rng_state()
-    return model
+class Networks:
+    """Number i is the network that one process, seeded once, would make i-th, from 0. Asked for in order each is made once."""
+
+    def __init__(self, seed):
+        self.seed, self.made, self.state = seed, 0, None  # state: of the random numbers after those that are made
+
+    def __call__(self, number):
+        torch.manual_seed(self.seed)  # CUDA's random numbers, too
+        if self.state is None or number < self.made:
+            self.made = 0
+        else:
+            torch.set_rng_state(self.state)
+        for _ in range(self.made, number + 1):
+            model = vgg16()
+        self.made, self.state = number + 1, torch.get_rng_state()
+        return model
 
 
-def run(args, number):
+def run(args, networks, number):
     gc.collect()  # of the repeat before
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     images, labels = read_cifar10(args.data, [f"data_batch_{i}.bin" for i in range(1, 6)])
     if args.batch > len(labels):
         sys.exit(f"--batch {args.batch} is larger than the training set of {len(labels)} images")
-    model = network(number, args.seed)
+    model = networks(number)
     if args.init == "kaiming":
         kaiming_fan_out(model)
     model.cuda()
@@ -159,8 +165,9 @@ def main():
     args = parser.parse_args()
     if args.wait and not sys.stdin.readline():
         return  # whoever would have said so is gone
+    networks = Networks(args.seed)
     for number in args.number:
-        print(json.dumps(run(args, number)), flush=True)
+        print(json.dumps(run(args, networks, number)), flush=True)
 
 
 if __name__ == "__main__":

@@ -137,7 +137,10 @@ class Turns:
         process = self.waiting.pop(turn, None)
         later = next((i for i in range(turn + 1, len(self.groups)) if self.groups[i][0][0].startswith("pytorch")), None)
         if self.args.ahead and later is not None and later not in self.waiting:
-            self.waiting[later] = start(self.command(later, "--wait"), self.gpu)
+            try:
+                self.waiting[later] = start(self.command(later, "--wait"), self.gpu)
+            except OSError:
+                pass  # told when its turn comes
         count = len(self.groups[turn])
         return measure(self.command(turn), self.args.timeout * count, count, self.gpu, process)
 

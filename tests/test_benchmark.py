@@ -232,6 +232,11 @@ class Order(unittest.TestCase):
         self.assertEqual([call.split("--batch ")[1].split()[0] for call in theirs], ["128", "256", "512"])
         self.assertTrue(all(call.endswith("--wait") for call in theirs))
         self.assertEqual({r["status"] for r in benchmark_results.load(self.folder / "small.json")["repeats"]}, {"ok"})
+        (self.folder / "small.json").unlink()
+        code, out, calls = self.run_it("--ahead", "--repeats", "1", "--python", self.folder / "nowhere")
+        self.assertEqual(code, 1)  # recorded as theirs, and ours is there
+        self.assertEqual([r["status"] for r in benchmark_results.load(self.folder / "small.json")["repeats"]], ["ok", "failed"])
+        self.assertIn("pytorch-graph amp batch 128 repeat 1: FAILED: [Errno 2]", out)
         with contextlib.redirect_stderr(io.StringIO()) as told, self.assertRaises(SystemExit):
             self.run_it("--ahead", "--jobs", "2")
         self.assertIn("--ahead is for times", told.getvalue())
